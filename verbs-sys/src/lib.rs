@@ -1,1 +1,7 @@
-//! Work in progress.
+//! RDMA verbs in user space.
+
+#![deny(unused_must_use)]
+
+pub mod ffi;
+mod provider;
+pub mod soft;
