@@ -2,6 +2,7 @@
 
 #![deny(unused_must_use)]
 
+pub mod copy;
 pub mod ffi;
 mod provider;
 pub mod soft;

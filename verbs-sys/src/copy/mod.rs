@@ -1,0 +1,87 @@
+//! Copies between private memory and memory that peers read and write at the same time.
+//!
+//! The `memcpy` of a C library will not do for bytes that another process is using: with a
+//! misaligned source it splits aligned words over two stores, it stores some words twice (so it
+//! undoes a peer's successful compare-and-swap), and it is many times slower when source and
+//! destination differ by a few bytes modulo the page size. The routines here promise, for the
+//! *shared* side:
+//!
+//! - every byte is accessed exactly once;
+//! - a naturally aligned 8-byte word that lies wholly inside the range is accessed by one
+//!   instruction at least 8 bytes wide, whatever the alignment of the private side: a racing
+//!   reader or writer of such a word never sees half of it;
+//! - accesses go in ascending order of address. Racing observers see that order where the
+//!   hardware keeps stores in order (x86-64); elsewhere order comes from the fence or the release
+//!   store that publishes the copy.
+//!
+//! No copy is an acquire or a release: publish with a release store after writing, and read after
+//! an acquire load.
+//!
+//! On x86-64 every access is written in assembly, so that the compiler neither knows of the race
+//! nor splits, merges or repeats an access. Elsewhere (and under Miri) the shared side is accessed
+//! by relaxed atomics.
+
+mod atomic;
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+mod portable;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(any(miri, not(target_arch = "x86_64")))]
+use portable as imp;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86_64 as imp;
+
+pub use atomic::{compare_swap_u64, fetch_add_u64, load_u64};
+
+/// Copies `len` bytes from private memory at `src` to shared memory at `dst`.
+///
+/// Peers may read and write the bytes at `dst` meanwhile: each aligned word of theirs is stored
+/// once and whole, in ascending order.
+///
+/// # Safety
+///
+/// `src` must be valid for reads of `len` bytes that nobody writes meanwhile, `dst` valid for
+/// writes of `len` bytes that no Rust reference covers; the two must not overlap. Either may have
+/// any alignment, and with a `len` of 0 any value.
+#[inline]
+pub unsafe fn write_shared(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract is the same.
+    unsafe { imp::copy_to_shared(dst, src, len) }
+}
+
+/// Copies `len` bytes from shared memory at `src` to private memory at `dst`.
+///
+/// Peers may read and write the bytes at `src` meanwhile: each aligned word of theirs is loaded
+/// once and whole, in ascending order.
+///
+/// # Safety
+///
+/// `src` must be valid for reads of `len` bytes that no Rust `&mut` covers, `dst` valid for writes
+/// of `len` bytes that nobody else accesses meanwhile; the two must not overlap. Either may have
+/// any alignment, and with a `len` of 0 any value.
+#[inline]
+pub unsafe fn read_shared(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract is the same.
+    unsafe { imp::copy_from_shared(dst, src, len) }
+}
+
+/// Copies `len` bytes between two ranges that peers may both be using.
+///
+/// The promises hold for the destination; they hold for the source too where both addresses are
+/// equal modulo 8. The ranges may overlap, even be the same: what then stands in the overlap is
+/// some mixture of the old bytes, as verbs leave it.
+///
+/// # Safety
+///
+/// `src` must be valid for reads and `dst` for writes of `len` bytes, and no Rust reference may
+/// cover bytes of either that are written. Either may have any alignment, and with a `len` of 0
+/// any value.
+#[inline]
+pub unsafe fn copy_shared(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract is the same.
+    unsafe { imp::copy_both_shared(dst, src, len) }
+}

@@ -1,0 +1,237 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Copy = unsafe fn(*mut u8, *const u8, usize);
+
+/// All routines, the portable ones also where they are not in use.
+const COPIES: [(&str, Copy); 6] = [
+    ("write_shared", write_shared),
+    ("read_shared", read_shared),
+    ("copy_shared", copy_shared),
+    ("portable to shared", portable::copy_to_shared),
+    ("portable from shared", portable::copy_from_shared),
+    ("portable both shared", portable::copy_both_shared),
+];
+
+const GUARD: usize = 96;
+const LONGEST: usize = 5000;
+
+/// Copies `len` bytes between buffers at the given offsets from 64-byte alignment, checks every
+/// byte of the destination's surroundings, and gives the routine's name on failure.
+fn check(copy: Copy, dst_offset: usize, src_offset: usize, len: usize) -> Result<(), String> {
+    let room = GUARD + 64 + len + GUARD;
+    let mut source: Vec<u8> = (0..room + 64)
+        .map(|i| (i * 7 + i / 251) as u8 | 1)
+        .collect();
+    let mut target = vec![0xEE_u8; room + 64];
+    let src_start = source.as_ptr().align_offset(64) + GUARD / 64 * 64 + src_offset;
+    let dst_start = target.as_ptr().align_offset(64) + 64 + dst_offset;
+    let expected = source[src_start..src_start + len].to_vec();
+    // SAFETY: both ranges lie inside their vectors, which nobody else uses.
+    unsafe {
+        copy(
+            target.as_mut_ptr().add(dst_start),
+            source.as_mut_ptr().add(src_start),
+            len,
+        )
+    };
+    let (before, rest) = target.split_at(dst_start);
+    let (copied, after) = rest.split_at(len);
+    if copied != expected {
+        return Err("wrong bytes".into());
+    }
+    if before.iter().chain(after).any(|&byte| byte != 0xEE) {
+        return Err("wrote outside the range".into());
+    }
+    Ok(())
+}
+
+#[test]
+fn every_alignment_of_short_copies() {
+    for (name, copy) in COPIES {
+        for len in 0..=if cfg!(miri) { 20 } else { 160 } {
+            for dst in 0..16 {
+                for src in 0..16 {
+                    let result = check(copy, dst, src, len);
+                    assert_eq!(result, Ok(()), "{name} of {len} bytes from {src} to {dst}");
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 4000 }))]
+
+    #[test]
+    fn any_length_and_alignment(
+        which in 0..COPIES.len(),
+        dst in 0..64_usize,
+        src in 0..64_usize,
+        len in 0..=LONGEST,
+    ) {
+        let (name, copy) = COPIES[which];
+        prop_assert_eq!(check(copy, dst, src, len), Ok(()), "{}", name);
+    }
+}
+
+/// An aligned shared area of words, written through raw pointers only.
+struct Area(Box<[AtomicU64]>);
+
+impl Area {
+    fn new(words: usize) -> Self {
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn bytes(&self) -> *mut u8 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len() * 8
+    }
+}
+
+/// Word counts that take each of the paths.
+const AREAS: [usize; 4] = [1, 4, 40, 640];
+const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
+
+/// Misaligned private copies of words whose 8 bytes are all `value`.
+fn private(words: usize, offset: usize, value: u8) -> Vec<u8> {
+    vec![value; offset + words * 8]
+}
+
+#[test]
+fn writes_never_tear_an_aligned_word() {
+    for words in AREAS {
+        let area = &Area::new(words);
+        let over = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let value = if round % 2 == 0 { 0x5A } else { 0xA5 };
+                    let source = private(words, round % 8, value);
+                    // SAFETY: the source is private, the area is accessed by atomics alone.
+                    unsafe {
+                        write_shared(area.bytes(), source.as_ptr().add(round % 8), area.len())
+                    };
+                }
+                over.store(true, Ordering::Release);
+            });
+            while !over.load(Ordering::Acquire) {
+                for word in &area.0 {
+                    let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                    assert!(
+                        bytes.iter().all(|&byte| byte == bytes[0]),
+                        "torn: {bytes:x?}"
+                    );
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn reads_never_tear_an_aligned_word() {
+    for words in AREAS {
+        let area = &Area::new(words);
+        let over = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut value = 0x5A5A_5A5A_5A5A_5A5A_u64;
+                while !over.load(Ordering::Acquire) {
+                    for word in &area.0 {
+                        word.store(value, Ordering::Relaxed);
+                    }
+                    value = !value;
+                }
+            });
+            for round in 0..ROUNDS {
+                let offset = round % 8;
+                let mut target = private(words, offset, 0);
+                // SAFETY: the target is private, the area is accessed by atomics alone.
+                unsafe { read_shared(target.as_mut_ptr().add(offset), area.bytes(), area.len()) };
+                let torn = target[offset..]
+                    .chunks(8)
+                    .find(|word| word.iter().any(|b| *b != word[0]));
+                assert_eq!(torn, None, "in a copy to offset {offset}");
+            }
+            over.store(true, Ordering::Release);
+        });
+    }
+}
+
+/// A peer replaces every value that a copy stores by a mark, with compare-and-swap. If a copy
+/// stored a word twice, the second store would bring back the value after the mark: then the peer
+/// could replace the value of one round twice.
+#[test]
+fn a_successful_compare_and_swap_is_never_undone() {
+    const MARK: u64 = u64::MAX;
+    for words in AREAS {
+        let area = &Area::new(words);
+        let over = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    let offset = round % 8;
+                    let mut source = private(words, offset, 0);
+                    for word in source[offset..].chunks_mut(8) {
+                        word.copy_from_slice(&(round as u64).to_ne_bytes());
+                    }
+                    // SAFETY: the source is private, the area is accessed by atomics alone.
+                    unsafe { write_shared(area.bytes(), source.as_ptr().add(offset), area.len()) };
+                }
+                over.store(true, Ordering::Release);
+            });
+            let mut replaced = vec![0; words];
+            while !over.load(Ordering::Acquire) {
+                for (word, last) in area.0.iter().zip(&mut replaced) {
+                    let word = word.as_ptr();
+                    // SAFETY: an aligned word of the area.
+                    let found = unsafe { load_u64(word) };
+                    // SAFETY: as above.
+                    if found != MARK && unsafe { compare_swap_u64(word, found, MARK) } == found {
+                        assert!(found > *last || found == 0, "round {found} came back");
+                        *last = found;
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn overlapping_ranges_are_copied_to_a_mixture_of_old_bytes() {
+    for shift in [0, 1, 8, 24, 100] {
+        let area = Area::new(640);
+        // SAFETY: all inside the area.
+        unsafe { area.bytes().write_bytes(0x11, area.len()) };
+        let len = area.len() - shift;
+        // SAFETY: both ranges lie inside the area.
+        unsafe { copy_shared(area.bytes().add(shift), area.bytes(), len) };
+        assert!(
+            area.0
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0x1111_1111_1111_1111)
+        );
+    }
+}
+
+#[test]
+fn atomics_give_the_value_found() {
+    let area = Area::new(1);
+    let word = area.0[0].as_ptr();
+    // SAFETY: an aligned word that only this thread uses, in all calls.
+    unsafe {
+        assert_eq!(fetch_add_u64(word, 5), 0);
+        assert_eq!(compare_swap_u64(word, 4, 9), 5);
+        assert_eq!(load_u64(word), 5);
+        assert_eq!(compare_swap_u64(word, 5, u64::MAX), 5);
+        assert_eq!(fetch_add_u64(word, 2), u64::MAX);
+        assert_eq!(load_u64(word), 1);
+    }
+}
