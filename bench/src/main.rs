@@ -1,2 +1,3 @@
 //! Work in progress.
+#![forbid(unsafe_code)]
 fn main() {}
