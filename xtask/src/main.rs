@@ -1,2 +1,45 @@
-//! Work in progress.
-fn main() {}
+//! The project's one driver: `cargo xtask bench | test | vm`.
+//!
+//! Each command is a file; this one only lists them. The driver starts cargo and other programs and
+//! depends on none of the product's crates, so it builds in seconds and works when they do not.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod test;
+mod vm;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Drives the build, the tests, the benchmark and the test bed.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build a release and measure put and get between two processes
+    Bench(bench::Bench),
+    /// Check format, lints and docs, and run every test
+    Test(test::Test),
+    /// Boot a stock kernel in an emulator and run tests there on its software RDMA device `rxe0`
+    Vm(vm::Vm),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
+        Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
+        Command::Vm(vm) => vm.run(),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
