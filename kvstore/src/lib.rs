@@ -16,6 +16,6 @@ mod server;
 pub use client::{Client, ClientStats, Typed, Value, ValueBuffer};
 pub use config::{ClientConfig, INLINE_VALUE, Memory, ServerConfig, Wait};
 pub use error::{ConnectError, OperationError, Refusal, ServeError};
-pub use limits::{KEY_LENGTHS, LimitError, MAX_VALUE};
+pub use limits::{KEY_LENGTHS, LimitError, MAX_VALUE, check_key, check_value};
 pub use protocol::Statistics;
 pub use server::{Server, Shutdown};
