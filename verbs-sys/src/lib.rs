@@ -1,8 +1,31 @@
 //! RDMA verbs in user space.
 
-#![deny(unused_must_use)]
-
 pub mod copy;
 pub mod ffi;
-mod provider;
 pub mod soft;
+
+mod channel;
+mod context;
+mod cq;
+mod device;
+mod error;
+mod memory;
+mod mr;
+mod pd;
+mod provider;
+mod qp;
+mod work;
+
+pub use channel::{CompletionChannel, CompletionEvent};
+pub use context::{Context, GID_INDEX_VARIABLE, Gid};
+pub use cq::CompletionQueue;
+pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
+pub use error::{
+    CreateError, DeregisterError, DeviceError, EventError, MemoryError, PollError, QueuePairError,
+    RawPostError,
+};
+pub use memory::HostMemory;
+pub use mr::{AccessFlags, MemoryRegion};
+pub use pd::ProtectionDomain;
+pub use qp::{PathOptions, QpAttrMask, QpState, QueuePair, QueuePairEndpoint, QueuePairInit};
+pub use work::{RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion};

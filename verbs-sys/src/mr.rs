@@ -1,0 +1,162 @@
+//! Registered memory.
+
+use std::{fmt, mem, ptr::NonNull};
+
+use crate::{
+    DeregisterError, HostMemory, ProtectionDomain,
+    error::{check, log_destroy},
+    ffi::{self, ibv_mr},
+};
+
+bitflags::bitflags! {
+    /// What may be done to a region or through a queue pair; ibv_reg_mr(3), ibv_modify_qp(3).
+    /// Local reading is always allowed.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct AccessFlags: u32 {
+        /// Local work may write to it. Needed for remote writes and atomics too.
+        const LOCAL_WRITE = ffi::IBV_ACCESS_LOCAL_WRITE;
+        /// Peers may WRITE to it.
+        const REMOTE_WRITE = ffi::IBV_ACCESS_REMOTE_WRITE;
+        /// Peers may READ it.
+        const REMOTE_READ = ffi::IBV_ACCESS_REMOTE_READ;
+        /// Peers may do atomics on it.
+        const REMOTE_ATOMIC = ffi::IBV_ACCESS_REMOTE_ATOMIC;
+        const _ = !0;
+    }
+}
+
+/// A registered memory region. Dropping it deregisters it.
+///
+/// Deregistration returns only when no peer is in the middle of an access to the region, and no
+/// byte of it is touched afterwards.
+pub struct MemoryRegion {
+    raw: NonNull<ibv_mr>,
+    pd: ProtectionDomain,
+    memory: Option<HostMemory>,
+}
+
+// SAFETY: verbs on one region may be called from any thread; the fields read do not change.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// # Safety
+    /// `raw` was registered in `pd` and nobody else will deregister it; `memory` covers its range,
+    /// or someone else guarantees that the range stays valid.
+    pub(crate) unsafe fn from_raw(
+        raw: NonNull<ibv_mr>,
+        pd: ProtectionDomain,
+        memory: Option<HostMemory>,
+    ) -> Self {
+        Self { raw, pd, memory }
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    #[inline]
+    pub fn addr(&self) -> u64 {
+        self.get().addr.expose_provenance() as u64
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.get().length
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Key for local scatter/gather elements.
+    #[must_use]
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.get().lkey
+    }
+
+    /// Key to give to peers.
+    #[must_use]
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.get().rkey
+    }
+
+    /// The protection domain it belongs to.
+    #[must_use]
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// The memory it covers, if it was registered by [`ProtectionDomain::reg_memory`].
+    #[must_use]
+    pub fn memory(&self) -> Option<&HostMemory> {
+        self.memory.as_ref()
+    }
+
+    /// The C object, valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
+    }
+
+    /// Deregisters the region; ibv_dereg_mr(3). Dropping does the same but can only log a failure.
+    ///
+    /// # Errors
+    /// Gives the region back, still registered.
+    pub fn deregister(self) -> Result<(), DeregisterError> {
+        // SAFETY: the region is registered, and on success it is never used again.
+        let code = unsafe { (self.pd.context().provider().dereg_mr)(self.raw.as_ptr()) };
+        match check(code) {
+            Ok(()) => {
+                let mut this = mem::ManuallyDrop::new(self);
+                let this = &mut *this;
+                // SAFETY: `this` is never used again, and its own `drop` does not run; each of the
+                // two fields is dropped once.
+                unsafe { std::ptr::drop_in_place(&mut this.memory) };
+                // SAFETY: as above.
+                unsafe { std::ptr::drop_in_place(&mut this.pd) };
+                Ok(())
+            }
+            Err(source) => Err(DeregisterError {
+                region: self,
+                source,
+            }),
+        }
+    }
+
+    #[inline]
+    fn get(&self) -> &ibv_mr {
+        // SAFETY: the region lives as long as this handle, and the provider does not change it.
+        unsafe { self.raw.as_ref() }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: the region is registered and this is its only owner.
+        let code = unsafe { (self.pd.context().provider().dereg_mr)(self.raw.as_ptr()) };
+        let result = check(code);
+        if result.is_err() {
+            // Peers can still reach the memory, so it must never be used for anything else.
+            mem::forget(self.memory.take());
+        }
+        log_destroy("ibv_dereg_mr", result);
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("addr", &format_args!("{:#x}", self.addr()))
+            .field("len", &self.len())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .finish()
+    }
+}
