@@ -2,12 +2,16 @@
 //! `benches/` share.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod format;
 pub mod limit;
 pub mod machine;
 pub mod measure;
 pub mod plot;
+pub mod process;
 pub mod report;
+pub mod run;
+pub mod server;
 pub mod statistics;
 pub mod table;
 pub mod workload;

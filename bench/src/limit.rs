@@ -44,14 +44,24 @@ impl Copies {
 }
 
 impl Store for Copies {
-    fn source(&mut self, slot: usize, _size: usize) -> &mut [u8] {
+    fn take(&mut self, _slot: usize, _size: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn taken(&mut self, slot: usize) -> Option<&mut [u8]> {
         let place = self.at(slot);
-        &mut self.sources[place]
+        self.sources.get_mut(place)
     }
 
     fn put(&mut self, _key: &[u8], index: u32, slot: usize) -> Result<()> {
         let (to, from) = (self.at(index as usize), self.at(slot));
         self.table[to].copy_from_slice(&self.sources[from]);
+        Ok(())
+    }
+
+    fn put_copied(&mut self, _key: &[u8], index: u32, value: &[u8]) -> Result<()> {
+        let to = self.at(index as usize);
+        self.table[to].copy_from_slice(value);
         Ok(())
     }
 
@@ -75,10 +85,13 @@ mod tests {
     #[test]
     fn what_was_put_is_got() {
         let mut copies = Copies::new(100, 3);
-        copies.source(1, 100).fill(7);
+        copies.taken(1).unwrap().fill(7);
         copies.put(b"", 2, 1).unwrap();
         copies.get(b"", 2, 0).unwrap();
         assert_eq!(copies.value(0).unwrap(), [7; 100]);
+        copies.put_copied(b"", 0, &[8; 100]).unwrap();
+        copies.get(b"", 0, 1).unwrap();
+        assert_eq!(copies.value(1).unwrap(), [8; 100]);
         copies.get(b"", 1, 0).unwrap();
         assert_eq!(copies.value(0).unwrap(), [0xa5; 100]);
     }

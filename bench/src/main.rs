@@ -1,3 +1,132 @@
-//! Work in progress.
+//! The end-to-end benchmark of the store.
 #![forbid(unsafe_code)]
-fn main() {}
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use bench::run::{Options, run, write};
+use bench::{client, server, table};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvstore::{ClientConfig, Memory, ServerConfig};
+use verbs_sys::find_device;
+
+/// Measures the store: put and get, registering memory per operation and pooled.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure, print the tables, write report.json and throughput.svg.
+    Run(Run),
+    /// A server that `run` drives through standard input and output.
+    #[command(hide = true)]
+    Server(Role),
+    /// A client that `run` drives through standard input and output.
+    #[command(hide = true)]
+    Client(Role),
+}
+
+#[derive(Args)]
+struct Run {
+    /// Where report.json and throughput.svg go; made if need be.
+    #[arg(long)]
+    out: PathBuf,
+    /// Fewer rounds and shorter measurements.
+    #[arg(long)]
+    quick: bool,
+    /// Name of the device; by default the environment's VERBS_DEVICE, else the first active real
+    /// one, else the software device.
+    #[arg(long)]
+    device: Option<String>,
+}
+
+#[derive(Args)]
+struct Role {
+    #[arg(long)]
+    device: String,
+    #[arg(long)]
+    wait: WaitName,
+    #[arg(long)]
+    memory: MemoryName,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WaitName {
+    Poll,
+    Event,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum MemoryName {
+    Pooled,
+    PerOperation,
+}
+
+impl Role {
+    fn wait(&self) -> kvstore::Wait {
+        match self.wait {
+            WaitName::Poll => kvstore::Wait::Poll,
+            WaitName::Event => kvstore::Wait::Event,
+        }
+    }
+
+    fn server(self) -> ServerConfig {
+        let mut config = ServerConfig::default();
+        config.wait = self.wait();
+        config.device = Some(self.device);
+        config
+    }
+
+    fn client(self) -> ClientConfig {
+        let mut config = ClientConfig::default();
+        config.wait = self.wait();
+        config.memory = match self.memory {
+            MemoryName::Pooled => Memory::Pooled,
+            MemoryName::PerOperation => Memory::PerOperation,
+        };
+        config.device = Some(self.device);
+        config
+    }
+}
+
+impl Run {
+    fn run(self) -> Result<()> {
+        // Before minutes of measuring, not after.
+        fs::create_dir_all(&self.out)
+            .with_context(|| format!("cannot make the directory {}", self.out.display()))?;
+        let device = find_device(self.device.as_deref())?;
+        let report = run(&Options {
+            quick: self.quick,
+            device: device.name(),
+            software: device.is_software(),
+        })?;
+        write(&report, &self.out)?;
+        println!("{}", table::render(&report));
+        println!(
+            "report.json and throughput.svg are in {}",
+            self.out.display()
+        );
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(run) => run.run(),
+        Command::Server(role) => server::serve(&role.server()),
+        Command::Client(role) => client::run(role.client()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

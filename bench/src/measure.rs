@@ -11,7 +11,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -19,24 +19,36 @@ use crate::statistics::Latencies;
 use crate::workload::{Stamp, Workload};
 
 /// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// A value stored under a key and acknowledged.
+    /// A value that its maker wrote into registered memory is stored and acknowledged; taking that
+    /// memory and giving it back count, writing the value does not.
     Put,
+    /// A value in the caller's own memory is stored and acknowledged: copied on its way.
+    PutCopied,
     /// The value of a key in the caller's hands.
     Get,
 }
 
 impl Operation {
-    /// Both, in the order of the tables.
-    pub const ALL: [Self; 2] = [Self::Put, Self::Get];
+    /// All, in the order of the tables.
+    pub const ALL: [Self; 3] = [Self::Put, Self::PutCopied, Self::Get];
 
-    /// `put` or `get`.
+    /// The name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
+            Self::PutCopied => "put-copied",
             Self::Get => "get",
+        }
+    }
+
+    /// The direction of the plain copy that is its limit.
+    pub fn limit(self) -> Self {
+        match self {
+            Self::Put | Self::PutCopied => Self::Put,
+            Self::Get => Self::Get,
         }
     }
 }
@@ -45,14 +57,26 @@ impl Operation {
 ///
 /// `slot` counts the operations of one batch, from 0 to [`batch`] of the value size.
 pub trait Store {
-    /// The memory from which the next put of `slot` takes its value of `size` bytes. Not timed.
-    fn source(&mut self, slot: usize, size: usize) -> &mut [u8];
+    /// Takes memory for the value of `size` bytes that `slot` is to put.
+    ///
+    /// # Errors
+    /// There is none.
+    fn take(&mut self, slot: usize, size: usize) -> Result<()>;
 
-    /// Puts what [`Store::source`] holds in `slot` under `key`, whose number is `index`.
+    /// The memory that [`Store::take`] took for `slot`, to be written. Not timed.
+    fn taken(&mut self, slot: usize) -> Option<&mut [u8]>;
+
+    /// Puts what was written there under `key`, whose number is `index`.
     ///
     /// # Errors
     /// The put failed.
     fn put(&mut self, key: &[u8], index: u32, slot: usize) -> Result<()>;
+
+    /// Puts `value` under `key`, whose number is `index`.
+    ///
+    /// # Errors
+    /// The put failed.
+    fn put_copied(&mut self, key: &[u8], index: u32, value: &[u8]) -> Result<()>;
 
     /// Gets the value of `key`, whose number is `index`, and holds it in `slot`.
     ///
@@ -63,12 +87,12 @@ pub trait Store {
     /// The value that `slot` holds. Not timed.
     fn value(&self, slot: usize) -> Option<&[u8]>;
 
-    /// Gives the value of `slot` back.
+    /// Gives back what `slot` holds: memory taken, or a value got.
     fn release(&mut self, slot: usize);
 }
 
 /// How long a measurement may take.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Budget {
     /// Ends once the timed sections of both kinds of batches add up to this.
     pub timed: Duration,
@@ -77,7 +101,7 @@ pub struct Budget {
 }
 
 /// What one measurement found.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slice {
     /// Operations in throughput batches.
     pub operations: u64,
@@ -89,8 +113,10 @@ pub struct Slice {
     pub all_operations: u64,
     /// The whole measurement, with making and checking values.
     pub wall: Duration,
-    /// Latencies of the operations of the latency batches.
-    pub latencies: Latencies,
+    /// Median of the operations of the latency batches, in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
 }
 
 impl Slice {
@@ -124,50 +150,36 @@ pub fn measure<S: Store>(
     operation: Operation,
     budget: Budget,
 ) -> Result<Slice> {
-    let mut run = Run {
-        store,
-        workload,
-        stamps: Vec::new(),
-    };
+    let mut run = Run::new(store, workload);
+    let mut latencies = Latencies::new();
+    let (mut operations, mut timed, mut timed_singly) = (0, Duration::ZERO, Duration::ZERO);
     let started = Instant::now();
-    let mut slice = Slice {
-        operations: 0,
-        timed: Duration::ZERO,
-        cpu: Duration::ZERO,
-        all_operations: 0,
-        wall: Duration::ZERO,
-        latencies: Latencies::new(),
-    };
-    let mut timed = Duration::ZERO;
     loop {
-        run.choose();
-        let length = run.stamps.len() as u64;
-        let cpu_before = process_cpu();
-        let spent = run.timed(operation, None)?;
-        slice.cpu += process_cpu().saturating_sub(cpu_before);
-        slice.operations += length;
-        slice.timed += spent;
+        timed += run.batch(operation, None)?;
+        operations += run.stamps.len() as u64;
+        timed_singly += run.batch(operation, Some(&mut latencies))?;
 
-        run.choose();
-        timed += spent + run.timed(operation, Some(&mut slice.latencies))?;
-        slice.all_operations += 2 * length;
-
-        slice.wall = started.elapsed();
-        if timed >= budget.timed || slice.wall >= budget.wall {
-            return Ok(slice);
+        let wall = started.elapsed();
+        if timed + timed_singly >= budget.timed || wall >= budget.wall {
+            return Ok(Slice {
+                operations,
+                timed,
+                cpu: run.cpu,
+                all_operations: operations + latencies.len(),
+                wall,
+                p50_us: latencies.quantile_us(0.50),
+                p99_us: latencies.quantile_us(0.99),
+            });
         }
     }
 }
 
-/// Puts a first value under every key of `workload`, then gets and checks each once.
+/// Puts a value under every key of `workload`.
 ///
 /// # Errors
 /// As [`measure`].
-pub fn fill<S: Store>(store: &mut S, workload: &mut Workload) -> Result<()> {
-    for operation in Operation::ALL {
-        visit_all(store, workload, operation)?;
-    }
-    Ok(())
+pub fn put_all<S: Store>(store: &mut S, workload: &mut Workload) -> Result<()> {
+    visit_all(store, workload, Operation::Put)
 }
 
 /// Gets and checks the value of every key of `workload`.
@@ -180,14 +192,9 @@ pub fn check_all<S: Store>(store: &mut S, workload: &mut Workload) -> Result<()>
 
 fn visit_all<S: Store>(store: &mut S, workload: &mut Workload, operation: Operation) -> Result<()> {
     let rounds = workload.len().div_ceil(batch(workload.size()));
-    let mut run = Run {
-        store,
-        workload,
-        stamps: Vec::new(),
-    };
+    let mut run = Run::new(store, workload);
     for _ in 0..rounds {
-        run.choose();
-        run.timed(operation, None)?;
+        run.batch(operation, None)?;
     }
     Ok(())
 }
@@ -197,131 +204,120 @@ struct Run<'a, S> {
     workload: &'a mut Workload,
     /// The batch: which key, and which put of it is expected or made.
     stamps: Vec<Stamp>,
+    /// What the operations of the batch took so far, in nanoseconds.
+    single: Vec<u64>,
+    /// The values of a batch of [`Operation::PutCopied`].
+    copies: Vec<Vec<u8>>,
+    /// CPU time of the timed sections of throughput batches.
+    cpu: Duration,
 }
 
-impl<S: Store> Run<'_, S> {
-    fn choose(&mut self) {
-        self.stamps.clear();
-        for _ in 0..batch(self.workload.size()) {
-            let key = self.workload.advance();
-            self.stamps.push(self.workload.stored(key));
+impl<'a, S: Store> Run<'a, S> {
+    fn new(store: &'a mut S, workload: &'a mut Workload) -> Self {
+        let slots = batch(workload.size());
+        Self {
+            store,
+            stamps: Vec::with_capacity(slots),
+            single: vec![0; slots],
+            copies: vec![vec![0; workload.size()]; slots],
+            workload,
+            cpu: Duration::ZERO,
         }
     }
 
-    /// The time of one batch, operation by operation into `latencies` if given.
-    fn timed(
+    /// The time of one batch; that of each operation goes into `latencies`, if given.
+    fn batch(
         &mut self,
         operation: Operation,
         latencies: Option<&mut Latencies>,
     ) -> Result<Duration> {
-        match operation {
-            Operation::Put => self.puts(latencies),
-            Operation::Get => self.gets(latencies),
+        self.stamps.clear();
+        for _ in 0..self.single.len() {
+            let key = self.workload.advance();
+            self.stamps.push(match operation {
+                Operation::Get => self.workload.stored(key),
+                Operation::Put | Operation::PutCopied => self.workload.next_put(key),
+            });
         }
-    }
-
-    fn puts(&mut self, latencies: Option<&mut Latencies>) -> Result<Duration> {
-        let size = self.workload.size();
-        for (slot, stamp) in self.stamps.iter_mut().enumerate() {
-            *stamp = self.workload.next_put(stamp.key);
-            stamp.fill(self.store.source(slot, size));
+        self.single.fill(0);
+        let each = latencies.is_some();
+        let spent = match operation {
+            Operation::Put => self.puts(each),
+            Operation::PutCopied => self.copied_puts(each),
+            Operation::Get => self.gets(each),
         }
-        let workload = &*self.workload;
-        let store = &mut *self.store;
-        let put = |slot: usize, stamp: &Stamp| {
-            store
-                .put(workload.key(stamp.key), stamp.key, slot)
-                .with_context(|| describe("put", stamp, size))
-        };
-        Clock::over(&self.stamps, latencies, put)
-    }
-
-    fn gets(&mut self, mut latencies: Option<&mut Latencies>) -> Result<Duration> {
-        let size = self.workload.size();
-        let workload = &*self.workload;
-        let store = &mut *self.store;
-        let mut single = [0; 64];
-        let mut total = Duration::ZERO;
-
-        let mut clock = Clock::start();
-        for (slot, stamp) in self.stamps.iter().enumerate() {
-            store
-                .get(workload.key(stamp.key), stamp.key, slot)
-                .with_context(|| describe("get", stamp, size))?;
-            if latencies.is_some() {
-                single[slot] = clock.lap();
+        .with_context(|| format!("{} of {} bytes", operation.name(), self.workload.size()))?;
+        if let Some(latencies) = latencies {
+            for nanoseconds in &self.single {
+                latencies.record(*nanoseconds);
             }
         }
-        total += clock.total();
+        Ok(spent)
+    }
 
+    fn puts(&mut self, each: bool) -> Result<Duration> {
+        let size = self.workload.size();
+        let mut spent = self.timed(each, |store, _, _, slot| store.take(slot, size))?;
         for (slot, stamp) in self.stamps.iter().enumerate() {
-            let value = store
-                .value(slot)
-                .ok_or_else(|| anyhow!("no value held"))
-                .with_context(|| describe("get", stamp, size))?;
+            let value = self.store.taken(slot).context("no memory was taken")?;
+            stamp.fill(value);
+        }
+        spent += self.timed(each, |store, key, index, slot| store.put(key, index, slot))?;
+        Ok(spent + self.release(each)?)
+    }
+
+    fn copied_puts(&mut self, each: bool) -> Result<Duration> {
+        let mut copies = std::mem::take(&mut self.copies);
+        for (copy, stamp) in copies.iter_mut().zip(&self.stamps) {
+            stamp.fill(copy);
+        }
+        let spent = self.timed(each, |store, key, index, slot| {
+            store.put_copied(key, index, &copies[slot])
+        });
+        self.copies = copies;
+        spent
+    }
+
+    fn gets(&mut self, each: bool) -> Result<Duration> {
+        let size = self.workload.size();
+        let spent = self.timed(each, |store, key, index, slot| store.get(key, index, slot))?;
+        for (slot, stamp) in self.stamps.iter().enumerate() {
+            let value = self.store.value(slot).context("no value is held")?;
             stamp.check(black_box(value), size)?;
         }
+        Ok(spent + self.release(each)?)
+    }
 
-        let mut clock = Clock::start();
-        for (slot, _) in self.stamps.iter().enumerate() {
+    fn release(&mut self, each: bool) -> Result<Duration> {
+        self.timed(each, |store, _, _, slot| {
             store.release(slot);
-            if let Some(latencies) = &mut latencies {
-                latencies.record(single[slot] + clock.lap());
-            }
-        }
-        Ok(total + clock.total())
-    }
-}
-
-fn describe(operation: &str, stamp: &Stamp, size: usize) -> String {
-    format!("{operation} of key {} ({size} bytes)", stamp.key)
-}
-
-struct Clock {
-    started: Instant,
-    last: Instant,
-}
-
-impl Clock {
-    fn start() -> Self {
-        let now = Instant::now();
-        Self {
-            started: now,
-            last: now,
-        }
+            Ok(())
+        })
     }
 
-    fn lap(&mut self) -> u64 {
-        let now = Instant::now();
-        let spent = now - self.last;
-        self.last = now;
-        spent.as_nanos() as u64
-    }
-
-    fn total(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    fn over(
-        stamps: &[Stamp],
-        latencies: Option<&mut Latencies>,
-        mut operation: impl FnMut(usize, &Stamp) -> Result<()>,
+    /// The time that `step` takes for all operations of the batch, and for `each`.
+    fn timed(
+        &mut self,
+        each: bool,
+        mut step: impl FnMut(&mut S, &[u8], u32, usize) -> Result<()>,
     ) -> Result<Duration> {
-        let mut clock = Self::start();
-        match latencies {
-            None => {
-                for (slot, stamp) in stamps.iter().enumerate() {
-                    operation(slot, stamp)?;
-                }
-            }
-            Some(latencies) => {
-                for (slot, stamp) in stamps.iter().enumerate() {
-                    operation(slot, stamp)?;
-                    latencies.record(clock.lap());
-                }
+        let cpu = process_cpu();
+        let started = Instant::now();
+        let mut last = started;
+        for (slot, stamp) in self.stamps.iter().enumerate() {
+            step(self.store, self.workload.key(stamp.key), stamp.key, slot)?;
+            if each {
+                let now = Instant::now();
+                self.single[slot] += (now - last).as_nanos() as u64;
+                last = now;
             }
         }
-        Ok(clock.total())
+        if each {
+            return Ok(last - started);
+        }
+        let spent = started.elapsed();
+        self.cpu += process_cpu().saturating_sub(cpu);
+        Ok(spent)
     }
 }
 
@@ -343,8 +339,11 @@ mod tests {
     }
 
     impl Store for Forgetful {
-        fn source(&mut self, slot: usize, size: usize) -> &mut [u8] {
-            self.inner.source(slot, size)
+        fn take(&mut self, slot: usize, size: usize) -> Result<()> {
+            self.inner.take(slot, size)
+        }
+        fn taken(&mut self, slot: usize) -> Option<&mut [u8]> {
+            self.inner.taken(slot)
         }
         fn put(&mut self, key: &[u8], index: u32, slot: usize) -> Result<()> {
             self.puts += 1;
@@ -352,6 +351,9 @@ mod tests {
                 return Ok(());
             }
             self.inner.put(key, index, slot)
+        }
+        fn put_copied(&mut self, key: &[u8], index: u32, value: &[u8]) -> Result<()> {
+            self.inner.put_copied(key, index, value)
         }
         fn get(&mut self, key: &[u8], index: u32, slot: usize) -> Result<()> {
             self.inner.get(key, index, slot)
@@ -365,18 +367,16 @@ mod tests {
     }
 
     #[test]
-    fn both_operations_are_measured_and_checked() {
+    fn all_operations_are_measured_and_checked() {
         for size in [128, 4096, 100_000] {
             let mut workload = Workload::new(size, 70);
             let mut store = Copies::new(size, workload.len());
-            fill(&mut store, &mut workload).unwrap();
+            put_all(&mut store, &mut workload).unwrap();
             for operation in Operation::ALL {
                 let slice = measure(&mut store, &mut workload, operation, SHORT).unwrap();
                 assert!(slice.operations >= batch(size) as u64);
-                assert_eq!(
-                    slice.all_operations,
-                    slice.operations + slice.latencies.len()
-                );
+                assert_eq!(slice.all_operations, 2 * slice.operations);
+                assert!(slice.p50_us <= slice.p99_us);
                 assert!(slice.timed <= slice.wall);
                 assert!(slice.operations_per_second() > 0.0);
             }
@@ -392,14 +392,12 @@ mod tests {
             puts: 0,
             losing: 100,
         };
-        fill(&mut store, &mut workload).unwrap();
-        visit_all(&mut store, &mut workload, Operation::Put).unwrap();
-        let error = check_all(&mut store, &mut workload).unwrap_err();
-        assert!(error.to_string().contains("put 2 of key"), "{error}");
-        assert!(
-            error.to_string().contains("begin as put 1 of key"),
-            "{error}"
-        );
+        put_all(&mut store, &mut workload).unwrap();
+        put_all(&mut store, &mut workload).unwrap();
+        let error = format!("{:#}", check_all(&mut store, &mut workload).unwrap_err());
+        assert!(error.contains("get of 128 bytes"), "{error}");
+        assert!(error.contains("put 2 of key"), "{error}");
+        assert!(error.contains("begin as put 1 of key"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::measure::Operation;
 use crate::report::{Mode, Report, Wait};
 
 const SIZE: (u32, u32) = (1200, 640);
+/// A panel each.
+const SHOWN: [Operation; 2] = [Operation::Put, Operation::Get];
 const FONT: &str = "sans-serif";
 
 const POOLED: RGBColor = RGBColor(0, 95, 175);
@@ -64,15 +66,10 @@ fn paint(report: &Report, root: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(
     title
         .draw(&Text::new(subtitle(report), (middle, 48), centered(14)))
         .map_err(failed)?;
-    let lines = Operation::ALL.map(|operation| lines(report, operation));
+    let lines = SHOWN.map(|operation| lines(report, operation));
     let range = throughput_range(lines.iter().flatten())
         .ok_or_else(|| anyhow!("the report has no results"))?;
-    for ((area, operation), lines) in body
-        .split_evenly((1, 2))
-        .iter()
-        .zip(Operation::ALL)
-        .zip(&lines)
-    {
+    for ((area, operation), lines) in body.split_evenly((1, 2)).iter().zip(SHOWN).zip(&lines) {
         panel(area, operation, lines, range.clone())?;
     }
     Ok(())

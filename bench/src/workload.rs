@@ -170,9 +170,9 @@ impl Workload {
         }
     }
 
-    /// As many keys as make `working_set` bytes of values, at least 8 and at most 4096.
-    pub fn of_working_set(size: usize, working_set: usize) -> Self {
-        Self::new(size, (working_set / size).clamp(8, 4096))
+    /// As many keys as make `working_set` bytes of values, at least 8 and at most `most`.
+    pub fn of_working_set(size: usize, working_set: usize, most: usize) -> Self {
+        Self::new(size, (working_set / size.max(1)).clamp(8, most.max(8)))
     }
 
     /// Bytes of one value.
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_key_has_its_turn() {
-        let mut workload = Workload::of_working_set(4096, 1 << 20);
+        let mut workload = Workload::of_working_set(4096, 1 << 20, 1000);
         assert_eq!(workload.len(), 256);
         let mut seen: Vec<u32> = (0..256).map(|_| workload.advance()).collect();
         assert_ne!(seen, (0..256).collect::<Vec<_>>());

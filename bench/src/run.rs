@@ -1,0 +1,420 @@
+//! The whole benchmark: which pairs of processes, which measurements in which order.
+//!
+//! All that is compared is measured within a second or so: machines drift in phases of seconds,
+//! so the rounds visit every mode and the limit for one size and operation before the next, and a
+//! ratio is the median over the rounds of ratios within one round.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::client::{self, Counters};
+use crate::limit::Copies;
+use crate::machine::Machine;
+use crate::measure::{Budget, Operation, Slice, measure, put_all};
+use crate::process::Worker;
+use crate::report::{
+    Device, Limit, Measured, Mode, Report, Row, Variant, Wait, founding, legend, ratio,
+};
+use crate::server;
+use crate::workload::{SIZES, Workload};
+
+/// The environment variable that makes the software device charge for registrations.
+const REGISTRATION_COST: &str = "VERBS_SOFT_REGISTRATION_COST";
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fewer rounds and shorter measurements.
+    pub quick: bool,
+    /// Name of the device.
+    pub device: String,
+    /// Whether it is the software device in user space.
+    pub software: bool,
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    rounds: usize,
+    warm_up: Budget,
+    budget: Budget,
+    /// Bytes of the values of one size, within `keys`.
+    working_set: usize,
+    /// Most keys of one size.
+    most_keys: usize,
+}
+
+impl Extent {
+    /// Sized by time alone: a device in an emulated machine is a thousand times slower.
+    fn of(options: &Options) -> Self {
+        let budget = |timed, wall| Budget {
+            timed: Duration::from_millis(timed),
+            wall: Duration::from_millis(wall),
+        };
+        match (options.quick, options.software) {
+            (true, true) => Self {
+                rounds: 3,
+                warm_up: budget(5, 20),
+                budget: budget(40, 160),
+                working_set: 16 << 20,
+                most_keys: 4096,
+            },
+            (false, true) => Self {
+                rounds: 7,
+                warm_up: budget(10, 40),
+                budget: budget(120, 480),
+                working_set: 32 << 20,
+                most_keys: 4096,
+            },
+            (true, false) => Self {
+                rounds: 3,
+                warm_up: budget(60, 120),
+                budget: budget(400, 800),
+                working_set: 4 << 20,
+                most_keys: 256,
+            },
+            (false, false) => Self {
+                rounds: 5,
+                warm_up: budget(60, 240),
+                budget: budget(500, 1000),
+                working_set: 32 << 20,
+                most_keys: 4096,
+            },
+        }
+    }
+
+    fn workload(&self, size: usize) -> Workload {
+        Workload::of_working_set(size, self.working_set, self.most_keys)
+    }
+}
+
+/// A server and its client, each a process.
+struct Pair {
+    variant: Variant,
+    server: Worker,
+    client: Worker,
+}
+
+impl Pair {
+    fn start(variant: Variant, device: &str) -> Result<Self> {
+        let environment = match variant.mode {
+            Mode::RegisterPerOpModelled => vec![(REGISTRATION_COST, "published".to_owned())],
+            Mode::RegisterPerOp | Mode::Pooled => Vec::new(),
+        };
+        let memory = match variant.mode {
+            Mode::Pooled => "pooled",
+            Mode::RegisterPerOp | Mode::RegisterPerOpModelled => "per-operation",
+        };
+        let role = |role: &str, wait: Wait| {
+            [
+                role,
+                "--device",
+                device,
+                "--wait",
+                wait.name(),
+                "--memory",
+                memory,
+            ]
+            .map(str::to_owned)
+        };
+        let name = |side| format!("{side} ({}, {})", variant.mode.name(), variant.wait.name());
+        let mut server =
+            Worker::start(&name("server"), role("server", variant.wait), &environment)?;
+        let mut client = Worker::start(
+            &name("client"),
+            role("client", variant.client_wait),
+            &environment,
+        )?;
+        let server::Answer::Address(address) = server.ask(&server::Command::Address)? else {
+            bail!("the server gave no address");
+        };
+        let _: client::Answer = client.ask(&client::Command::Connect(address))?;
+        Ok(Self {
+            variant,
+            server,
+            client,
+        })
+    }
+
+    fn put_all(&mut self, workload: &Workload) -> Result<()> {
+        let command = client::Command::PutAll {
+            size: workload.size(),
+            keys: workload.len(),
+        };
+        self.active(|pair| pair.client.ask(&command))
+            .map(|_: client::Answer| ())
+    }
+
+    fn check_all(&mut self, size: usize) -> Result<()> {
+        let command = client::Command::CheckAll { size };
+        self.active(|pair| pair.client.ask(&command))
+            .map(|_: client::Answer| ())
+    }
+
+    fn measure(&mut self, size: usize, operation: Operation, extent: &Extent) -> Result<Measured> {
+        self.active(|pair| {
+            pair.slice(size, operation, extent.warm_up)?;
+            let (counters, cpu) = (pair.counters()?, pair.server_cpu()?);
+            let slice = pair.slice(size, operation, extent.budget)?;
+            let server_cpu_s = pair.server_cpu()? - cpu;
+            let after = pair.counters()?;
+            Ok(Measured {
+                slice,
+                server_cpu_s,
+                registrations: after.client_registrations + after.server_registrations
+                    - counters.client_registrations
+                    - counters.server_registrations,
+                one_sided: Some(after.one_sided_gets - counters.one_sided_gets),
+            })
+        })
+    }
+
+    fn slice(&mut self, size: usize, operation: Operation, budget: Budget) -> Result<Slice> {
+        match self.client.ask(&client::Command::Measure {
+            size,
+            operation,
+            budget,
+        })? {
+            client::Answer::Slice(slice) => Ok(slice),
+            other => bail!("the client answered {other:?}"),
+        }
+    }
+
+    fn counters(&mut self) -> Result<Counters> {
+        match self.client.ask(&client::Command::Counters)? {
+            client::Answer::Counters(counters) => Ok(counters),
+            other => bail!("the client answered {other:?}"),
+        }
+    }
+
+    fn server_cpu(&mut self) -> Result<f64> {
+        match self.server.ask(&server::Command::Cpu)? {
+            server::Answer::Cpu(seconds) => Ok(seconds),
+            other => bail!("the server answered {other:?}"),
+        }
+    }
+
+    /// Runs `work` while the server runs. A polling server burns a core even when nobody asks it
+    /// anything, and must not do so while another pair is measured.
+    fn active<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.server.resume();
+        let result = work(self);
+        if self.variant.wait == Wait::Poll {
+            self.server.pause();
+        }
+        result
+    }
+
+    fn finish(self) -> Result<()> {
+        self.client.finish()?;
+        self.server.finish()
+    }
+}
+
+/// All rounds of one size and operation.
+struct Cell {
+    operation: Operation,
+    workload: Workload,
+    /// A series of rounds for each pair.
+    rounds: Vec<Vec<Measured>>,
+    limits: Vec<Slice>,
+}
+
+/// Runs everything and returns the report, with nothing in [`Report::device`] but its names.
+///
+/// # Errors
+/// A process cannot be started, an operation failed, or a value got is wrong.
+pub fn run(options: &Options) -> Result<Report> {
+    let extent = Extent::of(options);
+    let variants = variants(options.software);
+    let steps = variants.len() * (1 + SIZES.len() * Operation::ALL.len() * extent.rounds);
+    let progress = progress(steps as u64);
+
+    let mut pairs = Vec::new();
+    for variant in variants {
+        progress.set_message(format!("starting {}", variant.mode.name()));
+        let mut pair = Pair::start(variant, &options.device)?;
+        for size in SIZES {
+            pair.put_all(&extent.workload(size))?;
+        }
+        pairs.push(pair);
+        progress.inc(1);
+    }
+    let cells = rounds(&mut pairs, &extent, &progress)?;
+    progress.set_message("checking what is stored");
+    let variants: Vec<Variant> = pairs.iter().map(|pair| pair.variant).collect();
+    for mut pair in pairs {
+        for size in SIZES {
+            pair.check_all(size)?;
+        }
+        pair.finish()?;
+    }
+    progress.finish_and_clear();
+
+    Ok(Report {
+        legend: legend(),
+        quick: options.quick,
+        rounds: extent.rounds,
+        machine: Machine::describe(),
+        device: Device {
+            name: options.device.clone(),
+            link: link(options.software).to_owned(),
+            software: options.software,
+            one_sided: Vec::new(),
+        },
+        results: rows(&options.device, &variants, &cells),
+        limits: cells
+            .iter()
+            .filter(|cell| cell.operation == cell.operation.limit())
+            .map(|cell| Limit::new(cell.operation, cell.workload.size(), &cell.limits))
+            .collect(),
+        founding: founding(),
+    })
+}
+
+/// How a server and a client on this host reach each other.
+fn link(software: bool) -> &'static str {
+    if software {
+        "shared memory"
+    } else {
+        "rdma-core, loopback"
+    }
+}
+
+fn variants(software: bool) -> Vec<Variant> {
+    let mut variants = Vec::new();
+    for wait in [Wait::Poll, Wait::Event] {
+        for mode in [Mode::RegisterPerOp, Mode::Pooled] {
+            variants.push(Variant {
+                mode,
+                wait,
+                client_wait: Wait::Poll,
+            });
+        }
+    }
+    if software {
+        variants.push(Variant {
+            mode: Mode::RegisterPerOpModelled,
+            wait: Wait::Poll,
+            client_wait: Wait::Poll,
+        });
+    }
+    variants
+}
+
+fn rounds(pairs: &mut [Pair], extent: &Extent, progress: &ProgressBar) -> Result<Vec<Cell>> {
+    let mut cells: Vec<Cell> = SIZES
+        .into_iter()
+        .flat_map(|size| Operation::ALL.map(|operation| (size, operation)))
+        .map(|(size, operation)| Cell {
+            operation,
+            workload: extent.workload(size),
+            rounds: pairs.iter().map(|_| Vec::new()).collect(),
+            limits: Vec::new(),
+        })
+        .collect();
+    for round in 0..extent.rounds {
+        if progress.is_hidden() {
+            eprintln!("round {} of {}", round + 1, extent.rounds);
+        }
+        for cell in &mut cells {
+            let size = cell.workload.size();
+            // One table serves both sides of a drift: it is made anew, as cold as it was.
+            let mut copies = Copies::new(size, cell.workload.len());
+            put_all(&mut copies, &mut cell.workload)?;
+            measure(
+                &mut copies,
+                &mut cell.workload,
+                cell.operation,
+                extent.warm_up,
+            )?;
+            let limit = measure(
+                &mut copies,
+                &mut cell.workload,
+                cell.operation,
+                extent.budget,
+            )?;
+            cell.limits.push(limit);
+            drop(copies);
+            for turn in 0..pairs.len() {
+                // Another one first in each round: nobody always comes right after the limit.
+                let turn = (turn + round) % pairs.len();
+                let pair = &mut pairs[turn];
+                progress.set_message(format!(
+                    "{} {} {}",
+                    cell.operation.name(),
+                    crate::format::bytes(size),
+                    pair.variant.mode.name()
+                ));
+                cell.rounds[turn].push(pair.measure(size, cell.operation, extent)?);
+                progress.inc(1);
+            }
+        }
+    }
+    Ok(cells)
+}
+
+/// The rows of the report: by way of waiting, operation, size, mode.
+fn rows(device: &str, variants: &[Variant], cells: &[Cell]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for cell in cells {
+        let slices = |wanted: Option<Variant>| {
+            let place = variants.iter().position(|variant| Some(*variant) == wanted);
+            place.map(|place| cell.rounds[place].iter().map(|round| &round.slice))
+        };
+        for (variant, rounds) in variants.iter().zip(&cell.rounds) {
+            let place = (cell.workload.size(), cell.workload.len());
+            let mut row = Row::new(device, *variant, cell.operation, place, rounds);
+            let own = || rounds.iter().map(|round| &round.slice);
+            let against = |mode| {
+                let other = Variant { mode, ..*variant };
+                slices(Some(other)).and_then(|other| ratio(own(), other))
+            };
+            row.vs_limit = ratio(own(), &cell.limits);
+            row.vs_register_per_op = against(Mode::RegisterPerOp);
+            if variant.mode == Mode::Pooled {
+                row.vs_modelled = against(Mode::RegisterPerOpModelled);
+            }
+            rows.push(row);
+        }
+    }
+    let order = |wanted: Operation| Operation::ALL.iter().position(|one| *one == wanted);
+    // Stable: sizes and modes stay in the order they were measured in.
+    rows.sort_by_key(|row| (row.wait == Wait::Event, order(row.op), row.size));
+    rows
+}
+
+fn progress(steps: u64) -> ProgressBar {
+    // Hidden by itself where standard error is no terminal.
+    let bar = ProgressBar::new(steps);
+    if std::env::var_os("CI").is_some() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} [{elapsed}] {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Writes `report.json` and `throughput.svg` into `directory`, each complete or not at all.
+///
+/// # Errors
+/// The directory cannot be written.
+pub fn write(report: &Report, directory: &Path) -> Result<()> {
+    let picture = directory.join("throughput.svg.part");
+    crate::plot::draw(report, &picture)?;
+    finish(&picture, &directory.join("throughput.svg"))?;
+    let figures = directory.join("report.json.part");
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    std::fs::write(&figures, text)
+        .with_context(|| format!("cannot write {}", figures.display()))?;
+    finish(&figures, &directory.join("report.json"))
+}
+
+fn finish(part: &Path, whole: &Path) -> Result<()> {
+    std::fs::rename(part, whole)
+        .with_context(|| format!("cannot rename {} to {}", part.display(), whole.display()))
+}
