@@ -2,6 +2,7 @@
 
 pub mod copy;
 pub mod ffi;
+pub mod owned;
 pub mod soft;
 
 mod channel;

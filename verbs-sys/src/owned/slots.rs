@@ -1,0 +1,67 @@
+//! The requests that a queue has outstanding, and the buffers they use. Nothing is allocated after
+//! `new`.
+
+use super::WorkKind;
+use crate::WcStatus;
+
+/// A request, or a chain of requests, that the device has not finished.
+pub(super) struct Outstanding<B> {
+    pub(super) kind: WorkKind,
+    /// None for inline data.
+    pub(super) buffer: Option<B>,
+    /// Places it takes in the device's queue.
+    pub(super) requests: u32,
+    /// Bytes asked for.
+    pub(super) len: u32,
+    /// Status of the first request of a chain that failed.
+    pub(super) error: Option<WcStatus>,
+}
+
+pub(super) struct Slots<B> {
+    entries: Box<[Option<Outstanding<B>>]>,
+    /// Indices of empty entries; the last freed is the first reused.
+    free: Vec<u32>,
+}
+
+impl<B> Slots<B> {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            entries: (0..count).map(|_| None).collect(),
+            free: (0..count).rev().collect(),
+        }
+    }
+
+    /// The index that the next [`insert`](Self::insert) will use, or `None` if all are in use.
+    #[inline]
+    pub(super) fn next(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
+    /// Keeps `outstanding` at the index that [`next`](Self::next) gave.
+    #[inline]
+    pub(super) fn insert(&mut self, outstanding: Outstanding<B>) {
+        if let Some(index) = self.free.pop() {
+            self.entries[index as usize] = Some(outstanding);
+        }
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Outstanding<B>> {
+        self.entries.get_mut(index as usize)?.as_mut()
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, index: u32) -> Option<Outstanding<B>> {
+        let outstanding = self.entries.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        Some(outstanding)
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}
