@@ -20,6 +20,26 @@
 //! On x86-64 every access is written in assembly, so that the compiler neither knows of the race
 //! nor splits, merges or repeats an access. Elsewhere (and under Miri) the shared side is accessed
 //! by relaxed atomics.
+//!
+//! # Cost
+//!
+//! Times relative to `ptr::copy_nonoverlapping` in the same run, on an x86-64 server core with AVX:
+//!
+//! | bytes | both aligned, cached | private side off by 1, write / read | shared side not cached, write / read |
+//! |---|---|---|---|
+//! | 8 | 0.6 | 0.7 / 1.0 | 1.0–1.3 / 1.0 |
+//! | 32 | 1.0 | 1.1 / 1.2 | 0.9 / 1.2 |
+//! | 128 | 1.6–2.4 (2.3 ns against 3.7–5.7) | 1.7 / 2.5 | 0.7 / 1.5 |
+//! | 1 KiB | 1.3 | 1.3 / 2.1 | 1.0 / 1.3 |
+//! | 4 KiB | 1.0 | 1.2 / 2.1 | 1.2 / 1.1 |
+//! | 64 KiB | 1.0 | 1.0 / 1.2 | 1.1 / 1.1 |
+//! | 1 MiB | 1.0 | 1.0 / 1.0 | 1.0–1.1 / 1.0 |
+//! | 4 MiB | 1.0 | 1.0 / 1.0 | 1.1 / 1.0 |
+//!
+//! There is no distance between the two sides, modulo the page size, at which it is slow. Fetching
+//! ahead for writing is what brings long writes to memory out of the cache down from 1.4 to 1.1.
+//! Non-temporal stores would halve those, but cost 1.5 times where the target is cached, leave it
+//! out of the cache for the reader, and are not in order; so they are not used.
 
 mod atomic;
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]

@@ -15,7 +15,14 @@ use std::arch::asm;
 const SMALL: usize = 32;
 
 /// From this length on, 32-byte accesses pay for themselves where the processor has them.
-const WIDE: usize = 2048;
+const WIDE: usize = 256;
+
+/// From this length on, the lines to be stored are fetched ahead, so that a store that misses the
+/// cache does not hold up those behind it.
+const FETCH_AHEAD: usize = 32 << 10;
+
+/// How far ahead, bytes. Never beyond the end of the copy: the lines there may be a peer's.
+const AHEAD: usize = 1024;
 
 /// Copies to shared memory.
 ///
@@ -241,6 +248,12 @@ unsafe fn copy_large<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: u
             // SAFETY: `WIDE` bytes and more, of which at most 15 are gone.
             unsafe { cursor.copy_16() };
         }
+        if len >= FETCH_AHEAD {
+            let kept = cursor.left.min(AHEAD);
+            cursor.left -= kept;
+            cursor.blocks::<128>(blocks_avx_ahead);
+            cursor.left += kept;
+        }
         cursor.blocks::<128>(blocks_avx);
     } else {
         cursor.blocks::<64>(blocks_sse);
@@ -292,40 +305,61 @@ unsafe fn blocks_sse(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies blocks of 128 bytes by 32-byte accesses.
-///
-/// # Safety
-///
-/// As for [`blocks_sse`] with 128 in place of 64, and the processor must have AVX.
-#[inline(always)]
-unsafe fn blocks_avx(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: each turn reads and writes the next 128 bytes of the two ranges, and the last turn
-    // ends at `len`. `vzeroupper` changes the upper half of every vector register, so all that a
-    // call may change are declared as changed.
-    unsafe {
-        asm!(
-            "2:",
-            "vmovdqu ymm0, ymmword ptr [{src}]",
-            "vmovdqu ymm1, ymmword ptr [{src} + 32]",
-            "vmovdqu ymm2, ymmword ptr [{src} + 64]",
-            "vmovdqu ymm3, ymmword ptr [{src} + 96]",
-            "vmovdqu ymmword ptr [{dst}], ymm0",
-            "vmovdqu ymmword ptr [{dst} + 32], ymm1",
-            "vmovdqu ymmword ptr [{dst} + 64], ymm2",
-            "vmovdqu ymmword ptr [{dst} + 96], ymm3",
-            "add {src}, 128",
-            "add {dst}, 128",
-            "sub {left}, 128",
-            "jnz 2b",
-            "vzeroupper",
-            src = inout(reg) src => _,
-            dst = inout(reg) dst => _,
-            left = inout(reg) len => _,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
-            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
-            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
-            options(nostack),
-        );
-    }
+/// Defines a routine that copies blocks of 128 bytes by 32-byte accesses, after other
+/// instructions of its own.
+macro_rules! blocks_avx {
+    ($(#[$doc:meta])* $name:ident, $($first:literal),*) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As for [`blocks_sse`] with 128 in place of 64, and the processor must have AVX.
+        #[inline(always)]
+        unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {
+            // SAFETY: each turn reads and writes the next 128 bytes of the two ranges, and the
+            // last turn ends at `len`; a prefetch accesses nothing. `vzeroupper` changes the upper
+            // half of every vector register, so all of them are declared.
+            unsafe {
+                asm!(
+                    "2:",
+                    $($first,)*
+                    "vmovdqu ymm0, ymmword ptr [{src}]",
+                    "vmovdqu ymm1, ymmword ptr [{src} + 32]",
+                    "vmovdqu ymm2, ymmword ptr [{src} + 64]",
+                    "vmovdqu ymm3, ymmword ptr [{src} + 96]",
+                    "vmovdqu ymmword ptr [{dst}], ymm0",
+                    "vmovdqu ymmword ptr [{dst} + 32], ymm1",
+                    "vmovdqu ymmword ptr [{dst} + 64], ymm2",
+                    "vmovdqu ymmword ptr [{dst} + 96], ymm3",
+                    "add {src}, 128",
+                    "add {dst}, 128",
+                    "sub {left}, 128",
+                    "jnz 2b",
+                    "vzeroupper",
+                    src = inout(reg) src => _,
+                    dst = inout(reg) dst => _,
+                    left = inout(reg) len => _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
 }
+
+blocks_avx!(
+    /// Copies blocks of 128 bytes by 32-byte accesses.
+    blocks_avx,
+);
+
+blocks_avx!(
+    /// The same with `AHEAD` more bytes behind the destination, which it prefetches for writing.
+    ///
+    /// `prefetchw` does nothing on processors older than itself.
+    blocks_avx_ahead,
+    "prefetchw byte ptr [{dst} + 1024]",
+    "prefetchw byte ptr [{dst} + 1088]"
+);
