@@ -152,7 +152,7 @@ pub fn devices() -> Result<Vec<Device>, DeviceError> {
     Ok(devices)
 }
 
-fn list(provider: &'static Provider) -> io::Result<Vec<Device>> {
+pub(crate) fn list(provider: &'static Provider) -> io::Result<Vec<Device>> {
     let mut count: c_int = 0;
     // SAFETY: the pointer is valid for one write.
     let raw = unsafe { (provider.get_device_list)(&mut count) };
@@ -213,4 +213,29 @@ fn choose(
         .or_else(|| devices.iter().find(|device| device.is_software()))
         .cloned()
         .ok_or(DeviceError::None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+
+    #[test]
+    fn a_name_decides_and_an_unknown_one_lists_what_there_is() {
+        let found = choose(fake::devices(), Some("fake0".to_owned()), |_| false).unwrap();
+        assert_eq!(found.name(), "fake0");
+        let error = choose(fake::devices(), Some("mlx9".to_owned()), |_| true).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is no device \"mlx9\"; there are: fake0"
+        );
+    }
+
+    #[test]
+    fn without_a_name_only_an_active_real_device_is_taken() {
+        let found = choose(fake::devices(), None, Device::is_active).unwrap();
+        assert_eq!(found.name(), "fake0");
+        let error = choose(fake::devices(), None, |_| false).unwrap_err();
+        assert!(matches!(error, DeviceError::None));
+    }
 }

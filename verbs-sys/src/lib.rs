@@ -10,11 +10,15 @@ mod context;
 mod cq;
 mod device;
 mod error;
+#[cfg(test)]
+mod fake;
 mod memory;
 mod mr;
 mod pd;
 mod provider;
 mod qp;
+#[cfg(test)]
+mod tests;
 mod work;
 
 pub use channel::{CompletionChannel, CompletionEvent};

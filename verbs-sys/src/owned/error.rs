@@ -11,6 +11,15 @@ pub struct Rejected<B> {
     pub buffer: Option<B>,
 }
 
+impl<B> Rejected<B> {
+    pub(super) fn new(error: PostError, buffer: B) -> Self {
+        Self {
+            error,
+            buffer: Some(buffer),
+        }
+    }
+}
+
 impl<B> fmt::Debug for Rejected<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rejected")

@@ -4,6 +4,14 @@
 use super::WorkKind;
 use crate::WcStatus;
 
+// The word of a request, from the lowest bit: whether it is a receive, whether it is the last of its
+// chain, the index of its slot, and the number of the queue pair (from 1, so no word is 0).
+pub(super) const RECEIVE: u64 = 1;
+pub(super) const LAST: u64 = 1 << 1;
+pub(super) const INDEX_SHIFT: u32 = 2;
+pub(super) const INDEX_BITS: u32 = 20;
+pub(super) const ID_SHIFT: u32 = INDEX_SHIFT + INDEX_BITS;
+
 /// A request, or a chain of requests, that the device has not finished.
 pub(super) struct Outstanding<B> {
     pub(super) kind: WorkKind,
