@@ -11,8 +11,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use verbs_sys::{AccessFlags, MemoryRegion, ProtectionDomain, copy};
+use verbs_sys::owned::Registered;
+use verbs_sys::{AccessFlags, MemoryRegion, ProtectionDomain, Sge, copy};
 
+use crate::buffer::{Buffer, Kind};
 use crate::class::ALIGN;
 use crate::source::{Registration, Source, SourceError};
 
@@ -179,5 +181,20 @@ impl Drop for HeapMemory {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and nobody uses it any more.
         unsafe { dealloc(self.addr.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: a buffer's block stays where it is, registered and allocated, as long as the buffer
+// lives, whether it moves or not, and belongs to it alone; its length only changes through `&mut`,
+// which nobody has while a queue pair owns it. Its slices borrow the buffer, so none is held then;
+// peers' accesses to a shared buffer go through copies that expect them.
+unsafe impl<K: Kind> Registered for Buffer<K> {
+    #[inline]
+    fn sge(&self) -> Sge {
+        Sge {
+            addr: self.addr(),
+            length: u32::try_from(self.len()).unwrap_or(u32::MAX),
+            lkey: self.lkey(),
+        }
     }
 }
