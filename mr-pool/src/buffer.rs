@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use crate::engine;
 use crate::error::RangeError;
@@ -138,6 +139,14 @@ impl<K: Kind> Buffer<K> {
         self.capacity
     }
 
+    /// Whether it has a registration of its own, which ends with it: it was taken longer than the largest class, or
+    /// from an unpooled pool. The memory of any other buffer stays registered when it is dropped, until the pool gives
+    /// up the region.
+    #[inline]
+    pub fn is_dedicated(&self) -> bool {
+        matches!(self.what, What::Dedicated(_))
+    }
+
     /// Shortens it to `len` bytes; a longer `len` changes nothing. The block stays the same.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
@@ -176,6 +185,23 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl Buffer<Private> {
+    /// The same memory as a shared buffer: its bytes are no longer seen as a slice, but can be written through
+    /// `&self`, in whole words. For memory that peers go on reading while it is written; what peers may do stays
+    /// what the pool was registered for, and the memory goes back to the pool that it came from.
+    #[inline]
+    pub fn into_shared(self) -> Buffer<Shared> {
+        let this = ManuallyDrop::new(self);
+        Buffer {
+            bytes: Bytes::claim(this.bytes.addr(), this.bytes.len()),
+            pool: this.pool,
+            what: this.what,
+            lkey: this.lkey,
+            rkey: this.rkey,
+            capacity: this.capacity,
+            kind: PhantomData,
+        }
+    }
+
     /// The bytes.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {

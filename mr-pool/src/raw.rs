@@ -29,7 +29,7 @@ pub(crate) struct Bytes {
 // SAFETY: it is the only way to its bytes, which belong to no thread; see `Bytes`.
 unsafe impl Send for Bytes {}
 // SAFETY: through `&Bytes` bytes are read, or copied by routines that allow racing accesses; which
-// of the two is the pool's kind, the same for the whole life of the bytes.
+// of the two is the kind of the buffer, which changes only by value, when no slice is left.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {

@@ -218,3 +218,39 @@ fn private_buffers_copy_too() {
     assert_eq!(&back, b"abc");
     assert!(buffer.read_at(usize::MAX, &mut back).is_err());
 }
+
+#[test]
+fn a_private_buffer_can_become_a_shared_one_and_goes_back_where_it_came_from() {
+    let fake = Fake::new();
+    let pool = pool(&fake, ROOMY);
+    for (len, dedicated) in [(100, false), (LARGEST + 1, true)] {
+        let mut buffer = pool.take(len).unwrap();
+        assert_eq!(buffer.is_dedicated(), dedicated);
+        buffer.as_mut_slice().fill(7);
+        let before = (
+            buffer.addr(),
+            buffer.lkey(),
+            buffer.rkey(),
+            buffer.capacity(),
+        );
+        let shared = buffer.into_shared();
+        assert_eq!(shared.len(), len);
+        let after = (
+            shared.addr(),
+            shared.lkey(),
+            shared.rkey(),
+            shared.capacity(),
+        );
+        assert_eq!(after, before);
+        assert_eq!(shared.is_dedicated(), dedicated);
+        shared.write_at(8, &[1; 8]).unwrap();
+        let mut bytes = [0; 24];
+        shared.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes[..8], [7; 8]);
+        assert_eq!(bytes[8..16], [1; 8]);
+        assert_eq!(bytes[16..], [7; 8]);
+        assert_eq!(pool.stats().live_buffers, 1);
+        drop(shared);
+        assert_eq!(pool.stats().live_buffers, 0);
+    }
+}
