@@ -1,0 +1,263 @@
+//! Completion queues.
+//!
+//! A completion lives where its request does: in the slot of its work queue. Polling a queue visits
+//! the work queues attached to it, which keeps each completion a single-producer affair and needs
+//! no locked instruction between a copy and its completion.
+
+use std::cell::UnsafeCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::io::Errno;
+
+use super::channel::Channel;
+use super::epoch::relax;
+use super::layout::{ARMED_ANY, ARMED_SOLICITED, CqBell};
+use super::link;
+use super::process::Process;
+use super::qp::Qp;
+use crate::ffi::{ibv_context, ibv_cq, ibv_wc};
+
+/// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
+const PATIENCE: u32 = 4096;
+
+/// A completion queue. The C structure comes first: its address is the handle.
+#[repr(C)]
+pub(super) struct Cq {
+    cq: UnsafeCell<ibv_cq>,
+    process: Arc<Process>,
+    index: u32,
+    channel: Option<Arc<Channel>>,
+    polling: AtomicBool,
+    state: UnsafeCell<Polled>,
+    unacknowledged: Mutex<u32>,
+    acknowledged: Condvar,
+}
+
+/// Guarded by `polling`.
+struct Polled {
+    members: Vec<Member>,
+    next: usize,
+    fruitless: u32,
+}
+
+struct Member {
+    qp: Arc<Qp>,
+    sends: bool,
+    receives: bool,
+}
+
+// SAFETY: the C structure is written only at creation, and `state` only under `polling`.
+unsafe impl Send for Cq {}
+// SAFETY: as for Send.
+unsafe impl Sync for Cq {}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cq {
+    pub(super) fn new(
+        process: &Arc<Process>,
+        fields: ibv_cq,
+        channel: Option<Arc<Channel>>,
+    ) -> Result<Arc<Self>, Errno> {
+        let index = process.cq_indices.take().ok_or(Errno::NOMEM)?;
+        let cq = Arc::new(Self {
+            cq: UnsafeCell::new(ibv_cq {
+                handle: index,
+                ..fields
+            }),
+            process: Arc::clone(process),
+            index,
+            channel,
+            polling: AtomicBool::new(false),
+            state: UnsafeCell::new(Polled {
+                members: Vec::new(),
+                next: 0,
+                fruitless: 0,
+            }),
+            unacknowledged: Mutex::new(0),
+            acknowledged: Condvar::new(),
+        });
+        let bell = cq.cq_bell();
+        bell.armed.store(0, Ordering::Relaxed);
+        bell.fired.store(0, Ordering::Relaxed);
+        if let Some(channel) = &cq.channel {
+            channel.attach(&cq);
+        }
+        Ok(cq)
+    }
+
+    pub(super) fn handle(&self) -> *mut ibv_cq {
+        self.cq.get()
+    }
+
+    pub(super) fn context(&self) -> *mut ibv_context {
+        // SAFETY: written at creation only.
+        unsafe { (*self.cq.get()).context }
+    }
+
+    pub(super) fn cq_bell(&self) -> &CqBell {
+        &self.process.mailbox().cqs[self.index as usize]
+    }
+
+    /// What a peer needs to wake this queue, if it can sleep at all.
+    pub(super) fn bell(&self) -> Option<(u32, &OwnedFd)> {
+        Some((self.index, &self.channel.as_ref()?.fd))
+    }
+
+    /// Fires an event if one was asked for.
+    #[inline]
+    pub(super) fn notify(&self, solicited: bool) {
+        if let Some(channel) = &self.channel {
+            link::ring(self.cq_bell(), &channel.fd, solicited);
+        }
+    }
+
+    /// ibv_req_notify_cq(3). Whoever publishes a completion after this looks at the armed word
+    /// behind a fence, so either it fires, or the poll that must follow the arming finds it.
+    pub(super) fn req_notify(&self, solicited_only: bool) {
+        let armed = &self.cq_bell().armed;
+        let wanted = if solicited_only {
+            ARMED_SOLICITED
+        } else {
+            ARMED_ANY
+        };
+        // The wider of two requests holds.
+        armed.fetch_max(wanted, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let waiting = self.with(|state| state.members.iter().any(|m| m.sends && m.qp.waits()));
+        if waiting {
+            self.process.nudge_later();
+        }
+    }
+
+    pub(super) fn event_delivered(&self) {
+        *self
+            .unacknowledged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// ibv_ack_cq_events(3).
+    pub(super) fn acknowledge(&self, events: u32) {
+        let mut unacknowledged = self
+            .unacknowledged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *unacknowledged = unacknowledged.saturating_sub(events);
+        if *unacknowledged == 0 {
+            self.acknowledged.notify_all();
+        }
+    }
+
+    pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
+        self.with(|state| {
+            state.members.push(Member {
+                qp: Arc::clone(qp),
+                sends,
+                receives,
+            })
+        });
+    }
+
+    pub(super) fn detach(&self, qp: &Qp) {
+        self.with(|state| {
+            state
+                .members
+                .retain(|m| !std::ptr::eq(&raw const *m.qp, qp))
+        });
+    }
+
+    /// Fails with `EBUSY` while a queue pair uses the queue; waits for events to be acknowledged, as
+    /// the man page says.
+    pub(super) fn retire(&self) -> Result<(), Errno> {
+        if self.with(|state| !state.members.is_empty()) {
+            return Err(Errno::BUSY);
+        }
+        if let Some(channel) = &self.channel {
+            channel.detach(self);
+        }
+        let unacknowledged = self
+            .unacknowledged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(self.acknowledged.wait_while(unacknowledged, |n| *n > 0));
+        self.process.cq_indices.give(self.index);
+        Ok(())
+    }
+
+    /// ibv_poll_cq(3): fills from the front, and returns how many.
+    #[inline]
+    pub(super) fn poll(&self, wcs: &mut [ibv_wc]) -> usize {
+        self.with(|state| {
+            let members = state.members.len();
+            let mut filled = 0;
+            for step in 0..members {
+                let mut at = state.next + step;
+                if at >= members {
+                    at -= members;
+                }
+                let member = &state.members[at];
+                if member.sends {
+                    filled += member.qp.poll_send(&mut wcs[filled..]);
+                }
+                if member.receives {
+                    filled += member.qp.poll_recv(&mut wcs[filled..]);
+                }
+                if filled == wcs.len() {
+                    state.next = at;
+                    break;
+                }
+            }
+            if filled > 0 {
+                state.fruitless = 0;
+                return filled;
+            }
+            state.fruitless += 1;
+            if state.fruitless >= PATIENCE {
+                state.fruitless = 0;
+                if state.members.iter().any(|m| m.sends && m.qp.waits()) {
+                    self.process.nudge_later();
+                }
+            }
+            0
+        })
+    }
+
+    /// Runs something while neither this queue nor the other is polled.
+    pub(super) fn exclusively(&self, other: &Self, act: impl FnOnce()) {
+        if self.index == other.index {
+            return self.with(|_| act());
+        }
+        // Always in the same order, whichever role each queue has.
+        let (first, second) = if self.index < other.index {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        first.with(|_| second.with(|_| act()));
+    }
+
+    #[inline]
+    fn with<T>(&self, act: impl FnOnce(&mut Polled) -> T) -> T {
+        let mut spins = 0;
+        while self
+            .polling
+            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            relax(&mut spins);
+        }
+        // SAFETY: `polling` was ours to set, and nobody else touches `state` until we clear it.
+        let result = act(unsafe { &mut *self.state.get() });
+        self.polling.store(false, Ordering::Release);
+        result
+    }
+}

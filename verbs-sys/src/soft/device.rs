@@ -1,0 +1,226 @@
+//! The device and its contexts.
+
+use core::ffi::{c_char, c_int};
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+
+use super::layout::{MAX_CQ, MAX_KEYS, MAX_PD, MAX_QP};
+use super::options::Options;
+use super::process::Process;
+use super::{objects, qp};
+use crate::ffi::*;
+
+const NAME: &str = "soft0";
+/// A limit that bounds nothing here, but that callers compute with.
+const MAX_CQE: c_int = 1 << 22;
+
+/// The one device. It is never freed, so a handle to it is valid for ever.
+struct SoftDevice(ibv_device);
+
+// SAFETY: the structure is written once, before it is shared, and holds no pointers.
+unsafe impl Send for SoftDevice {}
+// SAFETY: as for Send.
+unsafe impl Sync for SoftDevice {}
+
+fn device() -> *mut ibv_device {
+    static DEVICE: OnceLock<SoftDevice> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let mut device = ibv_device::zeroed();
+        device.node_type = IBV_NODE_CA;
+        device.transport_type = IBV_TRANSPORT_IB;
+        copy_str(&mut device.name, NAME);
+        copy_str(&mut device.dev_name, NAME);
+        SoftDevice(device)
+    });
+    (&raw const device.0).cast_mut()
+}
+
+/// A context. The C structure comes first; the handle points into it.
+#[repr(C)]
+pub(super) struct Context {
+    verbs: verbs_context,
+    pub process: Option<Arc<Process>>,
+    pub options: Options,
+}
+
+/// The context behind a handle.
+///
+/// # Safety
+///
+/// `context` was opened by this provider and is not closed while the result is used.
+pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> &'a Context {
+    let offset = core::mem::offset_of!(verbs_context, context);
+    // SAFETY: the handle is the `context` field of a `verbs_context` at the start of a `Context`.
+    unsafe { &*context.byte_sub(offset).cast::<Context>() }
+}
+
+impl Context {
+    pub(super) fn process(&self) -> Result<&Arc<Process>, Errno> {
+        self.process.as_ref().ok_or(Errno::NODEV)
+    }
+}
+
+pub(super) unsafe fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
+    // SAFETY: null, or a place for the count, by the man page.
+    if let Some(num) = unsafe { num.as_mut() } {
+        *num = 1;
+    }
+    Box::into_raw(Box::new([device(), core::ptr::null_mut()])).cast()
+}
+
+pub(super) unsafe fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: the list came from `get_device_list`, which boxed two pointers.
+    drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+}
+
+/// Made of the boot and the network namespace, as a NIC's is of its own address.
+pub(super) unsafe fn get_device_guid(_device: *mut ibv_device) -> u64 {
+    guid().to_be()
+}
+
+fn guid() -> u64 {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in boot.iter().chain(net.as_os_str().as_encoded_bytes()) {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    // The second-lowest bit of the first byte marks a locally administered address.
+    hash | 0x02 << 56
+}
+
+pub(super) unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: by this function's own contract.
+    unsafe { open(device, &Options::from_env()) }
+}
+
+/// Opens the device, null and `errno` on failure.
+///
+/// # Safety
+///
+/// `device` is of this provider's list.
+pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ibv_context {
+    let process = match Process::acquire() {
+        Ok(process) => process,
+        Err(error) => return objects::null(error),
+    };
+    let mut verbs = verbs_context::zeroed();
+    verbs.sz = size_of::<verbs_context>();
+    verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+    verbs.context.device = device;
+    verbs.context.cmd_fd = -1;
+    verbs.context.async_fd = -1;
+    verbs.context.num_comp_vectors = 1;
+    verbs.context.ops = objects::OPS;
+    let context = Box::new(Context {
+        verbs,
+        process: Some(process),
+        options: options.clone(),
+    });
+    let context = Box::into_raw(context);
+    // SAFETY: just made.
+    unsafe { &raw mut (*context).verbs.context }
+}
+
+pub(super) unsafe fn close_device(context: *mut ibv_context) -> c_int {
+    let offset = core::mem::offset_of!(verbs_context, context);
+    // SAFETY: the handle came from `open` and is closed once.
+    let mut context = unsafe { Box::from_raw(context.byte_sub(offset).cast::<Context>()) };
+    if let Some(process) = context.process.take() {
+        Process::release(process);
+    }
+    0
+}
+
+pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let mut filled = ibv_device_attr::zeroed();
+    copy_str(&mut filled.fw_ver, env!("CARGO_PKG_VERSION"));
+    filled.node_guid = guid().to_be();
+    filled.sys_image_guid = filled.node_guid;
+    filled.max_mr_size = u64::MAX;
+    filled.page_size_cap = !0xfff;
+    filled.max_qp = MAX_QP as c_int;
+    filled.max_qp_wr = qp::MAX_WR as c_int;
+    filled.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD;
+    filled.max_sge = qp::MAX_SGE as c_int;
+    filled.max_sge_rd = qp::MAX_SGE as c_int;
+    filled.max_cq = MAX_CQ as c_int;
+    filled.max_cqe = MAX_CQE;
+    filled.max_mr = MAX_KEYS as c_int - 1;
+    filled.max_pd = MAX_PD as c_int - 1;
+    filled.max_qp_rd_atom = qp::MAX_RD_ATOMIC.into();
+    filled.max_qp_init_rd_atom = qp::MAX_RD_ATOMIC.into();
+    filled.max_res_rd_atom = c_int::from(qp::MAX_RD_ATOMIC) * MAX_QP as c_int;
+    // Atomic among all accesses by processor instructions: these are such instructions.
+    filled.atomic_cap = IBV_ATOMIC_GLOB;
+    filled.max_pkeys = 1;
+    filled.phys_port_cnt = 1;
+    // SAFETY: a place for the result, by the man page.
+    unsafe { attr.write(filled) };
+    0
+}
+
+pub(super) unsafe fn query_port(
+    handle: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: an open context, by the provider's contract.
+    let context = unsafe { context(handle) };
+    let Ok(process) = context.process() else {
+        return libc::ENODEV;
+    };
+    if port != 1 {
+        return libc::EINVAL;
+    }
+    let mut filled = ibv_port_attr::zeroed();
+    filled.state = IBV_PORT_ACTIVE;
+    filled.max_mtu = IBV_MTU_4096;
+    filled.active_mtu = IBV_MTU_4096;
+    filled.gid_tbl_len = process.gids.len() as c_int;
+    filled.port_cap_flags = IBV_PORT_IP_BASED_GIDS;
+    filled.max_msg_sz = qp::MAX_MESSAGE as u32;
+    filled.pkey_tbl_len = 1;
+    filled.max_vl_num = 1;
+    filled.active_width = 2;
+    filled.active_speed = 32;
+    // LinkUp.
+    filled.phys_state = 5;
+    filled.link_layer = IBV_LINK_LAYER_ETHERNET;
+    filled.flags = IBV_QPF_GRH_REQUIRED;
+    // SAFETY: a place for the result, by the man page.
+    unsafe { attr.write(filled) };
+    0
+}
+
+pub(super) unsafe fn query_gid(
+    handle: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: an open context, by the provider's contract.
+    let context = unsafe { context(handle) };
+    let Ok(process) = context.process() else {
+        return libc::ENODEV;
+    };
+    let found = usize::try_from(index)
+        .ok()
+        .and_then(|index| process.gids.get(index));
+    match found.filter(|_| port == 1) {
+        Some(raw) => {
+            // SAFETY: a place for the result, by the man page.
+            unsafe { gid.write(ibv_gid { raw: *raw }) };
+            0
+        }
+        None => libc::EINVAL,
+    }
+}
+
+fn copy_str(to: &mut [c_char], from: &str) {
+    for (to, from) in to.iter_mut().zip(from.bytes()) {
+        *to = from as c_char;
+    }
+}

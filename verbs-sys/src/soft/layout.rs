@@ -1,0 +1,246 @@
+//! What a process shares with its peers: two memory files, laid out here and nowhere else.
+//!
+//! The *info* file is written by its owner and mapped read-only by peers (the kernel enforces it with
+//! `F_SEAL_FUTURE_WRITE`): who the process is, its key table, and for each queue pair its locks and
+//! what it accepts. The *mailbox* file is written by peers: receive rings, acknowledgements, and the
+//! armed words of completion queues. A peer that writes nonsense into a mailbox can spoil its own
+//! connection, nothing else.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
+
+/// Identifies an info file; bumped with every change of layout or protocol.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm1");
+
+/// Bits of a queue pair number that index the process's own table.
+pub(crate) const QP_INDEX_BITS: u32 = 14;
+/// Queue pairs a process can have.
+pub(crate) const MAX_QP: usize = 1 << QP_INDEX_BITS;
+/// Process slots of a host. Slot 0 is never used: queue pair numbers 0 and 1 are special in IBTA.
+pub(crate) const MAX_SLOT: u32 = 1 << (24 - QP_INDEX_BITS);
+/// Memory keys a process can have.
+pub(crate) const MAX_KEYS: usize = 1 << 17;
+/// Completion queues a process can have.
+pub(crate) const MAX_CQ: usize = 1 << 14;
+/// Live memory arenas a process can have; the table is direct-mapped by arena number.
+pub(crate) const MAX_ARENAS: usize = 1 << 12;
+/// Protection domains a process can have.
+pub(crate) const MAX_PD: usize = 1 << 16;
+/// Bytes of a queue pair's receive ring.
+pub(crate) const RING_BYTES: usize = 32 << 10;
+
+/// Who a process is.
+#[repr(C, align(4096))]
+pub(crate) struct Header {
+    pub magic: AtomicU64,
+    pub pid: AtomicU32,
+    pub slot: AtomicU32,
+    /// Address, in the owner, of a word that holds [`MAGIC`]: what a peer reads to learn whether
+    /// `process_vm_readv` is permitted.
+    pub probe: AtomicU64,
+}
+
+/// One memory key. All fields but `live` are written before `live` becomes the key, and change only
+/// after every operation that saw it has ended.
+#[repr(C, align(64))]
+pub(crate) struct KeyEntry {
+    /// The key (lkey and rkey are the same number), or 0.
+    pub live: AtomicU32,
+    pub access: AtomicU32,
+    pub pd: AtomicU32,
+    /// The arena the range lies in, or 0 for memory that peers cannot map.
+    pub arena: AtomicU32,
+    pub addr: AtomicU64,
+    pub len: AtomicU64,
+    /// Offset of `addr` in the arena.
+    pub offset: AtomicU64,
+}
+
+/// A word alone on its pair of cache lines (the adjacent-line prefetcher fetches pairs).
+#[repr(C, align(128))]
+pub(crate) struct Line<T>(pub T);
+
+/// A queue pair as its owner publishes it.
+#[repr(C)]
+pub(crate) struct QpInfo {
+    /// Send lock and in-flight epoch in one: odd while the owner executes requests.
+    pub sq_epoch: Line<AtomicU64>,
+    /// The same for the responder, which may copy from the peer's memory.
+    pub rq_epoch: Line<AtomicU64>,
+    pub responder: Line<Responder>,
+}
+
+/// What a queue pair accepts.
+#[repr(C)]
+pub(crate) struct Responder {
+    /// A [`Target`].
+    pub target: AtomicU64,
+    /// The PSN that the peer's first request must carry.
+    pub rq_psn: AtomicU32,
+}
+
+/// What peers write to a queue pair.
+#[repr(C, align(128))]
+pub(crate) struct QpMailbox {
+    /// Low half: messages the peer has executed; high half: ring units it has consumed.
+    pub ack: AtomicU64,
+    /// 0, or `NAK_VALID | status`: the message after the last acknowledged one failed.
+    pub nak: AtomicU64,
+    /// The value an atomic found, when the peer executed it.
+    pub result: AtomicU64,
+    /// Nonzero once the peer's requester has met an error that breaks this queue pair too.
+    pub fault: AtomicU32,
+    pub ring: Line<[u8; RING_BYTES]>,
+}
+
+/// Set in [`QpMailbox::nak`] when its status is meant.
+pub(crate) const NAK_VALID: u64 = 1 << 63;
+
+/// What peers write to a completion queue.
+#[repr(C, align(128))]
+pub(crate) struct CqBell {
+    /// One of the `ARMED_*` values; whoever takes it to [`ARMED_NOT`] owes one event.
+    pub armed: AtomicU32,
+    /// Events due, counted up before the channel's eventfd is written.
+    pub fired: AtomicU32,
+}
+
+pub(crate) const ARMED_NOT: u32 = 0;
+pub(crate) const ARMED_SOLICITED: u32 = 1;
+pub(crate) const ARMED_ANY: u32 = 2;
+
+/// The info file.
+#[repr(C)]
+pub(crate) struct Info {
+    pub header: Header,
+    /// Live arena numbers, each at its number modulo the table's size.
+    pub arenas: [AtomicU32; MAX_ARENAS],
+    pub qps: [QpInfo; MAX_QP],
+    pub keys: [KeyEntry; MAX_KEYS],
+}
+
+/// The mailbox file.
+#[repr(C)]
+pub(crate) struct Mailbox {
+    pub cqs: [CqBell; MAX_CQ],
+    pub qps: [QpMailbox; MAX_QP],
+}
+
+/// Whether a responder takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// Not yet in RTR: a requester keeps trying.
+    NotYet = 0,
+    /// RTR, RTS, SQD or SQE.
+    Ready = 1,
+    /// ERR, or destroyed: nothing will ever be accepted on this connection.
+    Gone = 2,
+}
+
+/// The published word of a responder, taken apart.
+///
+/// Bits: 0..2 readiness, 2..5 remote access flags, 5..16 generation, 16..40 destination queue pair,
+/// 40..56 protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target(pub u64);
+
+const GENERATION_BITS: u32 = 11;
+
+impl Target {
+    pub(crate) fn new(
+        ready: Readiness,
+        access: u32,
+        generation: u32,
+        dest_qpn: u32,
+        pd: u32,
+    ) -> Self {
+        let access = (u64::from(access & IBV_ACCESS_REMOTE_WRITE != 0))
+            | (u64::from(access & IBV_ACCESS_REMOTE_READ != 0) << 1)
+            | (u64::from(access & IBV_ACCESS_REMOTE_ATOMIC != 0) << 2);
+        let generation = u64::from(generation) & ((1 << GENERATION_BITS) - 1);
+        Self(
+            ready as u64
+                | access << 2
+                | generation << 5
+                | u64::from(dest_qpn & 0xff_ffff) << 16
+                | u64::from(pd & 0xffff) << 40,
+        )
+    }
+
+    pub(crate) fn readiness(self) -> Readiness {
+        match self.0 & 3 {
+            0 => Readiness::NotYet,
+            1 => Readiness::Ready,
+            _ => Readiness::Gone,
+        }
+    }
+
+    /// Whether the queue pair lets peers do what the `IBV_ACCESS_REMOTE_*` bit says.
+    pub(crate) fn allows(self, access: u32) -> bool {
+        let bit = match access {
+            IBV_ACCESS_REMOTE_WRITE => 1 << 2,
+            IBV_ACCESS_REMOTE_READ => 1 << 3,
+            IBV_ACCESS_REMOTE_ATOMIC => 1 << 4,
+            _ => return false,
+        };
+        self.0 & bit != 0
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        (self.0 >> 5) as u32 & ((1 << GENERATION_BITS) - 1)
+    }
+
+    pub(crate) fn dest_qpn(self) -> u32 {
+        (self.0 >> 16) as u32 & 0xff_ffff
+    }
+
+    pub(crate) fn pd(self) -> u32 {
+        (self.0 >> 40) as u32 & 0xffff
+    }
+}
+
+/// The queue pair number of an index in a process slot.
+pub(crate) fn qpn(slot: u32, index: usize) -> u32 {
+    slot << QP_INDEX_BITS | index as u32
+}
+
+/// The process slot in a queue pair number.
+pub(crate) fn qpn_slot(qpn: u32) -> u32 {
+    qpn >> QP_INDEX_BITS & (MAX_SLOT - 1)
+}
+
+/// The table index in a queue pair number.
+pub(crate) fn qpn_index(qpn: u32) -> usize {
+    qpn as usize & (MAX_QP - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn target_round_trips_its_fields() {
+        let target = Target::new(
+            Readiness::Ready,
+            IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+            0x7ff,
+            0xab_cdef,
+            0xfedc,
+        );
+        assert_eq!(target.readiness(), Readiness::Ready);
+        assert!(target.allows(IBV_ACCESS_REMOTE_READ));
+        assert!(target.allows(IBV_ACCESS_REMOTE_ATOMIC));
+        assert!(!target.allows(IBV_ACCESS_REMOTE_WRITE));
+        assert_eq!(target.generation(), 0x7ff);
+        assert_eq!(target.dest_qpn(), 0xab_cdef);
+        assert_eq!(target.pd(), 0xfedc);
+    }
+
+    #[test]
+    fn queue_pair_numbers_hold_slot_and_index() {
+        let n = qpn(MAX_SLOT - 1, MAX_QP - 1);
+        assert_eq!(n, 0xff_ffff);
+        assert_eq!((qpn_slot(n), qpn_index(n)), (MAX_SLOT - 1, MAX_QP - 1));
+    }
+}

@@ -1,0 +1,177 @@
+//! How a queue pair reaches its peer.
+
+pub(super) mod peer;
+pub(super) mod rendezvous;
+pub(super) mod ring;
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::layout::{
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
+};
+use super::process::Process;
+use peer::Peer;
+
+/// Whose memory the other end lives in.
+#[derive(Debug)]
+pub(super) enum Via {
+    /// This process: its addresses are ours.
+    Local,
+    /// Another process of this host, through shared memory.
+    Shm(Arc<Peer>),
+    /// Nobody: the peer was gone before we connected.
+    Nobody,
+}
+
+/// A completion queue of the peer that can be woken.
+#[derive(Debug)]
+pub(super) struct Bell {
+    cq: NonNull<CqBell>,
+    fd: OwnedFd,
+}
+
+/// The connection of one queue pair, from its move to RTR until it is reset.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub via: Via,
+    pub dest_qpn: u32,
+    info: NonNull<QpInfo>,
+    mailbox: NonNull<QpMailbox>,
+    keys: NonNull<[KeyEntry; MAX_KEYS]>,
+    /// Rings the queue that receives what we send.
+    pub recv_bell: Option<Bell>,
+    /// Rings the queue that waits for our acknowledgements.
+    pub send_bell: Option<Bell>,
+    /// The peer's connection that ours was made with; [`Link::UNKNOWN`] until it is ready.
+    pub generation: AtomicU32,
+}
+
+// SAFETY: the pointers lead into mappings that `via` keeps alive; behind them are atomics only.
+unsafe impl Send for Link {}
+// SAFETY: as for Send.
+unsafe impl Sync for Link {}
+// SAFETY: a bell's pointer leads into the mapping of the peer that its link keeps alive.
+unsafe impl Send for Bell {}
+// SAFETY: as for Send.
+unsafe impl Sync for Bell {}
+
+impl Link {
+    pub(super) const UNKNOWN: u32 = u32::MAX;
+
+    /// A link within this process.
+    pub(super) fn local(process: &Arc<Process>, dest_qpn: u32) -> Self {
+        let index = super::layout::qpn_index(dest_qpn);
+        Self {
+            dest_qpn,
+            info: NonNull::from(&process.info().qps[index]),
+            mailbox: NonNull::from(&process.mailbox().qps[index]),
+            keys: NonNull::from(&process.info().keys),
+            recv_bell: None,
+            send_bell: None,
+            generation: AtomicU32::new(Self::UNKNOWN),
+            via: Via::Local,
+        }
+    }
+
+    /// A link to a queue pair of another process.
+    pub(super) fn shm(peer: Arc<Peer>, dest_qpn: u32, bells: rendezvous::Bells) -> Self {
+        let index = super::layout::qpn_index(dest_qpn);
+        let bell = |bell: Option<(u32, OwnedFd)>| {
+            let (cq, fd) = bell?;
+            Some(Bell {
+                cq: NonNull::from(peer.mailbox().cqs.get(cq as usize)?),
+                fd,
+            })
+        };
+        Self {
+            dest_qpn,
+            info: NonNull::from(&peer.info().qps[index]),
+            mailbox: NonNull::from(&peer.mailbox().qps[index]),
+            keys: NonNull::from(&peer.info().keys),
+            recv_bell: bell(bells.recv),
+            send_bell: bell(bells.send),
+            generation: AtomicU32::new(Self::UNKNOWN),
+            via: Via::Shm(peer),
+        }
+    }
+
+    /// A link to nobody: it points at the tables of the queue pair itself, which is never its own
+    /// peer.
+    pub(super) fn nobody(process: &Arc<Process>, own_qpn: u32, dest_qpn: u32) -> Self {
+        Self {
+            via: Via::Nobody,
+            dest_qpn,
+            ..Self::local(process, own_qpn)
+        }
+    }
+
+    #[inline]
+    pub(super) fn info(&self) -> &QpInfo {
+        // SAFETY: the mapping lives as long as `via`, and holds atomics.
+        unsafe { self.info.as_ref() }
+    }
+
+    #[inline]
+    pub(super) fn mailbox(&self) -> &QpMailbox {
+        // SAFETY: as in `info`.
+        unsafe { self.mailbox.as_ref() }
+    }
+
+    #[inline]
+    pub(super) fn keys(&self) -> &[KeyEntry; MAX_KEYS] {
+        // SAFETY: as in `info`.
+        unsafe { self.keys.as_ref() }
+    }
+
+    /// Whether the process at the other end is known to have died.
+    pub(super) fn is_dead(&self) -> bool {
+        match &self.via {
+            Via::Local => false,
+            Via::Shm(peer) => peer.is_dead(),
+            Via::Nobody => true,
+        }
+    }
+
+    /// Asks the peer's process to look at its queue pairs, although none of its threads polls.
+    pub(super) fn kick(&self) {
+        if let Via::Shm(peer) = &self.via {
+            peer.kick();
+        }
+    }
+}
+
+impl Bell {
+    /// Wakes the queue's owner if it asked for it. What it shall find was published before.
+    #[inline]
+    pub(super) fn ring(&self, solicited: bool) {
+        // SAFETY: the link that holds this bell keeps the mapping alive.
+        ring(unsafe { self.cq.as_ref() }, &self.fd, solicited);
+    }
+}
+
+/// Fires one event if the queue is armed for it.
+#[inline]
+pub(super) fn ring(cq: &CqBell, fd: &OwnedFd, solicited: bool) {
+    // The other half of this fence is in `req_notify_cq`: either we see its arming, or its next poll
+    // sees what we published.
+    fence(Ordering::SeqCst);
+    let armed = cq.armed.load(Ordering::Relaxed);
+    let due = armed == ARMED_ANY || (armed == ARMED_SOLICITED && solicited);
+    if due
+        && cq
+            .armed
+            .compare_exchange(armed, ARMED_NOT, Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok()
+    {
+        cq.fired.fetch_add(1, Ordering::Release);
+        signal(fd);
+    }
+}
+
+/// Adds one to an eventfd. Cannot fail but by overflow, when the reader is awake anyway.
+pub(super) fn signal(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}

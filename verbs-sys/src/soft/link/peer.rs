@@ -1,0 +1,227 @@
+//! Another process of this host, as we see it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
+use rustix::process::{Pid, PidfdFlags};
+
+use super::rendezvous::{self, Request};
+use super::signal;
+use crate::soft::identity;
+use crate::soft::layout::{Info, MAGIC, Mailbox};
+use crate::soft::memory;
+use crate::soft::process::Process;
+use crate::soft::segment::{self, Mapping};
+
+/// How long a peer's service thread may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Places for mapped arenas; a power of two.
+const ARENA_CACHE: usize = 256;
+
+/// A process we have queue pairs connected to.
+#[derive(Debug)]
+pub(in crate::soft) struct Peer {
+    pub slot: u32,
+    pub pid: Option<Pid>,
+    pidfd: Option<OwnedFd>,
+    control: Mutex<OwnedFd>,
+    /// A second handle of the control connection, for the service thread to wait on.
+    pub hangup: OwnedFd,
+    info: Mapping,
+    mailbox: Mapping,
+    kick: OwnedFd,
+    /// Whether `process_vm_readv` and `process_vm_writev` reach the peer.
+    pub cma: bool,
+    arenas: Box<[AtomicPtr<MappedArena>]>,
+    dead: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(in crate::soft) struct MappedArena {
+    id: u32,
+    mapping: Mapping,
+}
+
+impl Peer {
+    /// Connects to the process in a slot.
+    pub(in crate::soft) fn connect(process: &Process, slot: u32) -> Result<Self, Errno> {
+        let socket = identity::seqpacket()?;
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_WITHIN))?;
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_WITHIN))?;
+        rustix::net::connect(&socket, &identity::slot_address(slot)?)?;
+        let credentials = rendezvous::check_user(socket.as_fd())?;
+        let hello = rendezvous::ask(socket.as_fd(), Request::Hello { slot: process.slot })?;
+        let [info, mailbox, kick]: [OwnedFd; 3] = hello.fds.try_into().map_err(|_| Errno::PROTO)?;
+        for (file, size) in [(&info, size_of::<Info>()), (&mailbox, size_of::<Mailbox>())] {
+            if segment::sealed_len(file.as_fd())? < size {
+                return Err(Errno::PROTO);
+            }
+        }
+        let info = Mapping::sparse(info.as_fd(), size_of::<Info>(), false)?;
+        let mailbox = Mapping::sparse(mailbox.as_fd(), size_of::<Mailbox>(), true)?;
+        let pid = Pid::from_raw(credentials.pid);
+        let pidfd = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+        let hangup = socket.try_clone().map_err(|_| Errno::MFILE)?;
+        let mut peer = Self {
+            slot,
+            pid,
+            pidfd,
+            control: Mutex::new(socket),
+            hangup,
+            info,
+            mailbox,
+            kick,
+            cma: false,
+            arenas: (0..ARENA_CACHE).map(|_| AtomicPtr::default()).collect(),
+            dead: AtomicBool::new(false),
+        };
+        if peer.info().header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        peer.cma = peer.probe_cma();
+        tracing::debug!(
+            slot,
+            pid = credentials.pid,
+            cma = peer.cma,
+            "connected to a process of this host"
+        );
+        Ok(peer)
+    }
+
+    pub(in crate::soft) fn info(&self) -> &Info {
+        // SAFETY: the file was at least this long and is sealed; `Info` holds atomics only.
+        unsafe { self.info.as_struct() }
+    }
+
+    pub(in crate::soft) fn mailbox(&self) -> &Mailbox {
+        // SAFETY: as in `info`; the rings are reached by raw pointer only.
+        unsafe { self.mailbox.as_struct() }
+    }
+
+    pub(in crate::soft) fn ask(&self, request: Request) -> Result<rendezvous::Datagram, Errno> {
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        rendezvous::ask(control.as_fd(), request)
+    }
+
+    pub(in crate::soft) fn kick(&self) {
+        signal(&self.kick);
+    }
+
+    pub(in crate::soft) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the process is known to have ended. Asks the kernel: `kill(pid, 0)` would take a
+    /// zombie for alive.
+    pub(in crate::soft) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// As [`is_dead`](Self::is_dead), but asks the kernel rather than wait for the service thread.
+    pub(in crate::soft) fn has_exited(&self) -> bool {
+        if self.is_dead() {
+            return true;
+        }
+        let (fd, events) = match &self.pidfd {
+            Some(pidfd) => (pidfd, PollFlags::IN),
+            None => (&self.hangup, PollFlags::RDHUP),
+        };
+        let mut fds = [PollFd::new(fd, events)];
+        let now = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+    }
+
+    fn probe_cma(&self) -> bool {
+        let Some(pid) = self.pid else { return false };
+        let mut word = 0u64;
+        let local = libc::iovec {
+            iov_base: (&raw mut word).cast(),
+            iov_len: 8,
+        };
+        let there = self.info().header.probe.load(Ordering::Relaxed) as usize;
+        let remote = libc::iovec {
+            iov_base: there as *mut _,
+            iov_len: 8,
+        };
+        // SAFETY: the local vector names `word`; the kernel checks the remote one.
+        let read =
+            unsafe { libc::process_vm_readv(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
+        read == 8 && word == MAGIC
+    }
+
+    /// Where a range of the peer's arena is mapped here, if it is.
+    ///
+    /// The caller holds an epoch lock of this process, which [`sweep`](Self::sweep) waits for.
+    #[inline]
+    pub(in crate::soft) fn mapped(&self, id: u32, offset: u64, len: usize) -> Option<*mut u8> {
+        let place = &self.arenas[id as usize % ARENA_CACHE];
+        // SAFETY: a mapping is freed only after every epoch that could have loaded it has ended.
+        let arena = unsafe { place.load(Ordering::Acquire).as_ref() }.filter(|a| a.id == id)?;
+        let room = (arena.mapping.len() as u64).checked_sub(offset)?;
+        // The peer's word about the offset is not believed: our own mapping bounds the access.
+        (len as u64 <= room).then(|| arena.mapping.as_ptr().wrapping_add(offset as usize))
+    }
+
+    /// Maps an arena of the peer. No epoch lock of this process may be held by the caller.
+    pub(in crate::soft) fn map_arena(&self, process: &Process, id: u32) -> Result<(), Errno> {
+        let answer = self.ask(Request::Arena { id })?;
+        let file = answer.fds.first().ok_or(Errno::PROTO)?;
+        let len = segment::sealed_len(file.as_fd())?;
+        let mapping = Mapping::dense(file.as_fd(), len)?;
+        let arena = Box::into_raw(Box::new(MappedArena { id, mapping }));
+        let place = &self.arenas[id as usize % ARENA_CACHE];
+        retire(process, place.swap(arena, Ordering::AcqRel));
+        Ok(())
+    }
+
+    /// Unmaps the arenas that the peer no longer has.
+    pub(in crate::soft) fn sweep(&self, process: &Process) {
+        for place in &self.arenas {
+            let arena = place.load(Ordering::Acquire);
+            // SAFETY: only this and `map_arena` free mappings, after swapping them out.
+            let gone = unsafe { arena.as_ref() }
+                .is_some_and(|arena| self.is_dead() || !memory::is_live(self.info(), arena.id));
+            if gone
+                && place
+                    .compare_exchange(
+                        arena,
+                        std::ptr::null_mut(),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    )
+                    .is_ok()
+            {
+                retire(process, arena);
+            }
+        }
+    }
+}
+
+/// Frees a mapping that was just taken out of its place.
+fn retire(process: &Process, arena: *mut MappedArena) {
+    if !arena.is_null() {
+        process.quiesce_own();
+        // SAFETY: it was taken out by exactly one caller, and every user's epoch has ended.
+        drop(unsafe { Box::from_raw(arena) });
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        for place in &mut self.arenas {
+            let arena = std::mem::replace(place.get_mut(), std::ptr::null_mut());
+            if !arena.is_null() {
+                // SAFETY: nobody else has the peer any more, so nobody uses its mappings.
+                drop(unsafe { Box::from_raw(arena) });
+            }
+        }
+    }
+}

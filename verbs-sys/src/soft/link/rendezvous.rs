@@ -1,0 +1,241 @@
+//! The control connection between two processes of a host.
+//!
+//! Each process listens on the abstract socket of its slot. A peer connects once and asks: for the
+//! memory files (`Hello`), for what wakes the queues of a queue pair (`Pair`), for an arena
+//! (`Arena`). One datagram each way, file descriptors beside it. The connection's end is how either
+//! side learns that the other has died.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// Bumped with every change of messages or of the shared layout.
+const PROTOCOL: u32 = 1;
+const WORDS: usize = 4;
+const BYTES: usize = WORDS * 8;
+const MAX_FDS: usize = 3;
+
+/// What a peer may ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::soft) enum Request {
+    /// The info file, the mailbox file and the eventfd that wakes the service thread.
+    Hello { slot: u32 },
+    /// What wakes the completion queues of a queue pair.
+    Pair { qpn: u32 },
+    /// The memory file of an arena.
+    Arena { id: u32 },
+}
+
+/// The completion queues of a queue pair, each with its index and its channel's eventfd, where it has
+/// a channel.
+#[derive(Debug, Default)]
+pub(in crate::soft) struct Bells {
+    pub send: Option<(u32, OwnedFd)>,
+    pub recv: Option<(u32, OwnedFd)>,
+}
+
+/// A datagram: words and descriptors. The first word of an answer is 0 or an errno value.
+#[derive(Debug)]
+pub(in crate::soft) struct Datagram {
+    pub words: [u64; WORDS],
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Request {
+    fn encode(self) -> [u64; WORDS] {
+        let (kind, argument) = match self {
+            Self::Hello { slot } => (1, slot),
+            Self::Pair { qpn } => (2, qpn),
+            Self::Arena { id } => (3, id),
+        };
+        [u64::from(PROTOCOL), kind, u64::from(argument), 0]
+    }
+
+    pub(in crate::soft) fn decode(words: [u64; WORDS]) -> Result<Self, Errno> {
+        let [version, kind, argument, _] = words;
+        if version != u64::from(PROTOCOL) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let argument = u32::try_from(argument).map_err(|_| Errno::PROTO)?;
+        match kind {
+            1 => Ok(Self::Hello { slot: argument }),
+            2 => Ok(Self::Pair { qpn: argument }),
+            3 => Ok(Self::Arena { id: argument }),
+            _ => Err(Errno::PROTO),
+        }
+    }
+}
+
+/// Asks, and waits for the answer as long as the socket's time-out says.
+pub(in crate::soft) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<Datagram, Errno> {
+    send(socket, request.encode(), &[], SendFlags::empty())?;
+    let answer = receive(socket, RecvFlags::empty())?.ok_or(Errno::CONNRESET)?;
+    match answer.words[0] {
+        0 => Ok(answer),
+        code => Err(i32::try_from(code).map_or(Errno::PROTO, Errno::from_raw_os_error)),
+    }
+}
+
+pub(in crate::soft) fn send(
+    socket: BorrowedFd<'_>,
+    words: [u64; WORDS],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    let mut bytes = [0; BYTES];
+    for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+        chunk.copy_from_slice(&word.to_ne_bytes());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    let flags = flags | SendFlags::NOSIGNAL;
+    retry(|| rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags))?;
+    Ok(())
+}
+
+/// The next datagram, `None` at the end of the connection.
+pub(in crate::soft) fn receive(
+    socket: BorrowedFd<'_>,
+    flags: RecvFlags,
+) -> Result<Option<Datagram>, Errno> {
+    let mut bytes = [0; BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = retry(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            flags,
+        )
+    })?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.bytes != BYTES {
+        return Err(Errno::PROTO);
+    }
+    let mut words = [0; WORDS];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(chunk.try_into().unwrap_or_default());
+    }
+    Ok(Some(Datagram { words, fds }))
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Who is at the other end of a Unix socket.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::soft) struct Credentials {
+    /// 0 if the process is not visible from this PID namespace.
+    pub pid: i32,
+    pub uid: u32,
+}
+
+pub(in crate::soft) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials, Errno> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` and `len` are valid places for the result and its size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(Errno::PROTO);
+    }
+    Ok(Credentials {
+        pid: cred.pid,
+        uid: cred.uid,
+    })
+}
+
+/// Protection between processes that share memory is by cooperation, so both must be one user.
+pub(in crate::soft) fn check_user(socket: BorrowedFd<'_>) -> Result<Credentials, Errno> {
+    let credentials = credentials(socket)?;
+    if credentials.uid == rustix::process::geteuid().as_raw() {
+        Ok(credentials)
+    } else {
+        Err(Errno::PERM)
+    }
+}
+
+/// Describes queues for the answer to [`Request::Pair`].
+pub(in crate::soft) fn encode_bells<'a>(
+    send: Option<(u32, &'a OwnedFd)>,
+    recv: Option<(u32, &'a OwnedFd)>,
+) -> ([u64; WORDS], Vec<BorrowedFd<'a>>) {
+    let code = |bell: Option<(u32, &OwnedFd)>| bell.map_or(0, |(cq, _)| u64::from(cq) + 1);
+    let fds = send
+        .into_iter()
+        .chain(recv)
+        .map(|(_, fd)| fd.as_fd())
+        .collect();
+    ([0, code(send), code(recv), 0], fds)
+}
+
+/// Reads the answer to [`Request::Pair`].
+pub(in crate::soft) fn decode_bells(answer: Datagram) -> Result<Bells, Errno> {
+    let mut fds = answer.fds.into_iter();
+    let mut bell = |code: u64| match code {
+        0 => Ok(None),
+        code => {
+            let cq = u32::try_from(code - 1).map_err(|_| Errno::PROTO)?;
+            Ok(Some((cq, fds.next().ok_or(Errno::PROTO)?)))
+        }
+    };
+    Ok(Bells {
+        send: bell(answer.words[1])?,
+        recv: bell(answer.words[2])?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_round_trip_and_foreign_ones_are_refused() {
+        for request in [
+            Request::Hello { slot: 7 },
+            Request::Pair { qpn: 0xff_ffff },
+            Request::Arena { id: u32::MAX },
+        ] {
+            assert_eq!(Request::decode(request.encode()), Ok(request));
+        }
+        assert_eq!(Request::decode([2, 1, 0, 0]), Err(Errno::PROTONOSUPPORT));
+        assert_eq!(Request::decode([1, 9, 0, 0]), Err(Errno::PROTO));
+        assert_eq!(Request::decode([1, 1, 1 << 32, 0]), Err(Errno::PROTO));
+    }
+}

@@ -1,0 +1,441 @@
+//! The calls that make, change and destroy a context's objects, and its ops table: the C side of the
+//! device.
+
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::channel::Channel;
+use super::cq::Cq;
+use super::device::context;
+use super::keys::Range;
+use super::qp::Qp;
+use super::segment;
+use crate::ffi::*;
+
+/// Access flags that this device knows; hints are accepted and have no effect.
+const KNOWN_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_HUGETLB
+    | IBV_ACCESS_RELAXED_ORDERING;
+
+/// The data path. What is missing is not supported, and says so.
+pub(super) const OPS: ibv_context_ops = ibv_context_ops {
+    post_send: Some(post_send),
+    post_recv: Some(post_recv),
+    poll_cq: Some(poll_cq),
+    req_notify_cq: Some(req_notify_cq),
+    alloc_mw: Some(alloc_mw),
+    bind_mw: Some(bind_mw),
+    dealloc_mw: Some(dealloc_mw),
+    post_srq_recv: Some(post_srq_recv),
+    ..ibv_context_ops::zeroed()
+};
+
+/// A protection domain. The C structure comes first: its address is the handle.
+#[repr(C)]
+struct Pd {
+    pd: ibv_pd,
+    id: u32,
+    /// Regions and queue pairs made in it.
+    children: AtomicU32,
+}
+
+/// A memory region. The C structure comes first: its address is the handle.
+#[repr(C)]
+struct Mr {
+    mr: ibv_mr,
+}
+
+fn set_errno(error: Errno) {
+    // SAFETY: the address of this thread's errno is always valid.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+}
+
+/// What a call that gives a pointer returns on failure.
+pub(super) fn null<T>(error: Errno) -> *mut T {
+    set_errno(error);
+    core::ptr::null_mut()
+}
+
+fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+    result.unwrap_or_else(null)
+}
+
+fn code(result: Result<(), Errno>) -> c_int {
+    result.map_or_else(Errno::raw_os_error, |()| 0)
+}
+
+// Every function below keeps the contract of `Provider` or of `ibv_context_ops`: handles are live
+// objects of this provider, other pointers are valid as the man page of the call says.
+
+pub(super) unsafe fn alloc_memory(handle: *mut ibv_context, len: usize) -> *mut c_void {
+    // SAFETY: see above.
+    let context = unsafe { context(handle) };
+    pointer(context.process().and_then(|process| {
+        let start = process.arenas.alloc(process.info(), len)?;
+        Ok(start.cast())
+    }))
+}
+
+pub(super) unsafe fn free_memory(handle: *mut ibv_context, start: *mut c_void, _: usize) -> c_int {
+    // SAFETY: see above.
+    let context = unsafe { context(handle) };
+    code(context.process().and_then(|process| {
+        process.arenas.free(process.info(), start as u64)?;
+        for peer in process.peers() {
+            // So that they unmap it.
+            peer.kick();
+        }
+        Ok(())
+    }))
+}
+
+pub(super) unsafe fn alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: see above.
+    let context = unsafe { context(handle) };
+    pointer(context.process().and_then(|process| {
+        let id = process.pd_ids.take().ok_or(Errno::NOMEM)?;
+        let pd = ibv_pd {
+            context: handle,
+            handle: id,
+        };
+        Ok(Box::into_raw(Box::new(Pd {
+            pd,
+            id,
+            children: AtomicU32::new(0),
+        }))
+        .cast())
+    }))
+}
+
+pub(super) unsafe fn dealloc_pd(handle: *mut ibv_pd) -> c_int {
+    // SAFETY: see above.
+    let pd = unsafe { &*handle.cast::<Pd>() };
+    if pd.children.load(Ordering::Acquire) != 0 {
+        return libc::EBUSY;
+    }
+    // SAFETY: see above; nothing refers to it any more.
+    let pd = unsafe { Box::from_raw(handle.cast::<Pd>()) };
+    // SAFETY: a domain's context outlives it.
+    if let Ok(process) = unsafe { context(pd.pd.context) }.process() {
+        process.pd_ids.give(pd.id);
+    }
+    0
+}
+
+pub(super) unsafe fn reg_mr(
+    handle: *mut ibv_pd,
+    start: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: see above.
+    let pd = unsafe { &*handle.cast::<Pd>() };
+    // SAFETY: a domain's context outlives it.
+    let context = unsafe { context(pd.pd.context) };
+    let began = Instant::now();
+    pointer(context.process().and_then(|process| {
+        let access = access as u32;
+        let remote_change = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+        if access & !KNOWN_ACCESS != 0 || (remote_change && access & IBV_ACCESS_LOCAL_WRITE == 0) {
+            return Err(Errno::INVAL);
+        }
+        segment::populate(start as u64, len, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+        let addr = start as u64;
+        let arena = process.arenas.containing(addr, len);
+        let key = process.keys.publish(
+            &process.info().keys,
+            Range {
+                access,
+                pd: pd.id,
+                arena: arena.as_ref().map_or(0, |arena| arena.id),
+                addr,
+                len: len as u64,
+                offset: arena.map_or(0, |arena| addr - arena.mapping.as_ptr() as u64),
+            },
+        )?;
+        process.pinned.fetch_add(len as u64, Ordering::Relaxed);
+        pd.children.fetch_add(1, Ordering::Relaxed);
+        if let Some(cost) = context.options.registration_cost {
+            let cost = cost.of(len);
+            while began.elapsed() < cost {
+                std::hint::spin_loop();
+            }
+        }
+        let mr = ibv_mr {
+            context: pd.pd.context,
+            pd: handle,
+            addr: start,
+            length: len,
+            handle: key >> 8,
+            lkey: key,
+            rkey: key,
+        };
+        Ok(Box::into_raw(Box::new(Mr { mr })).cast())
+    }))
+}
+
+/// Returns when no operation in flight can touch the range any more.
+pub(super) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
+    // SAFETY: see above; it is deregistered once.
+    let mr = unsafe { Box::from_raw(handle.cast::<Mr>()) }.mr;
+    // SAFETY: a region's context outlives it.
+    if let Ok(process) = unsafe { context(mr.context) }.process() {
+        process.keys.revoke(&process.info().keys, mr.lkey);
+        process.quiesce();
+        process.keys.recycle(mr.lkey);
+        process
+            .pinned
+            .fetch_sub(mr.length as u64, Ordering::Relaxed);
+    }
+    // SAFETY: a region's domain outlives it.
+    unsafe { &*mr.pd.cast::<Pd>() }
+        .children
+        .fetch_sub(1, Ordering::Release);
+    0
+}
+
+pub(super) unsafe fn create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
+    pointer(Channel::new(handle).map(|channel| Arc::into_raw(channel).cast_mut().cast()))
+}
+
+pub(super) unsafe fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
+    let raw = handle.cast::<Channel>().cast_const();
+    // SAFETY: see above.
+    if unsafe { &*raw }.has_cqs() {
+        return libc::EBUSY;
+    }
+    // SAFETY: the handle is the reference that `create_comp_channel` gave out.
+    drop(unsafe { Arc::from_raw(raw) });
+    0
+}
+
+pub(super) unsafe fn get_cq_event(
+    handle: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: see above.
+    let channel = unsafe { &*handle.cast::<Channel>() };
+    match channel.next_event() {
+        Ok(found) => {
+            // SAFETY: places for the results, by the man page; the queue's fields are written at
+            // creation only.
+            unsafe {
+                cq.write(found.handle());
+                cq_context.write((*found.handle()).cq_context);
+            }
+            0
+        }
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}
+
+pub(super) unsafe fn ack_cq_events(cq: *mut ibv_cq, events: u32) {
+    // SAFETY: see above.
+    unsafe { &*cq.cast::<Cq>() }.acknowledge(events);
+}
+
+pub(super) unsafe fn create_cq(
+    handle: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    _vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: see above.
+    let context = unsafe { context(handle) };
+    pointer(context.process().and_then(|process| {
+        if cqe < 1 {
+            return Err(Errno::INVAL);
+        }
+        let shared = (!channel.is_null()).then(|| {
+            let raw = channel.cast::<Channel>().cast_const();
+            // SAFETY: the handle is a reference of its own; this makes one more.
+            unsafe {
+                Arc::increment_strong_count(raw);
+                Arc::from_raw(raw)
+            }
+        });
+        let mut fields = ibv_cq::zeroed();
+        fields.context = handle;
+        fields.channel = channel;
+        fields.cq_context = cq_context;
+        fields.cqe = cqe;
+        Ok(Arc::into_raw(Cq::new(process, fields, shared)?)
+            .cast_mut()
+            .cast())
+    }))
+}
+
+pub(super) unsafe fn destroy_cq(handle: *mut ibv_cq) -> c_int {
+    let raw = handle.cast::<Cq>().cast_const();
+    // SAFETY: see above.
+    if let Err(error) = unsafe { &*raw }.retire() {
+        return error.raw_os_error();
+    }
+    // SAFETY: the handle is the reference that `create_cq` gave out.
+    drop(unsafe { Arc::from_raw(raw) });
+    0
+}
+
+pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: see above.
+    let (pd, init) = unsafe { (&*handle.cast::<Pd>(), &*init) };
+    // SAFETY: a domain's context outlives it.
+    let context = unsafe { context(pd.pd.context) };
+    pointer(context.process().and_then(|process| {
+        if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if init.send_cq.is_null() || init.recv_cq.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let share = |cq: *mut ibv_cq| {
+            let raw = cq.cast::<Cq>().cast_const();
+            // SAFETY: the handle is a reference of its own; this makes one more.
+            unsafe {
+                Arc::increment_strong_count(raw);
+                Arc::from_raw(raw)
+            }
+        };
+        let queues = (share(init.send_cq), share(init.recv_cq));
+        if queues.0.context() != pd.pd.context || queues.1.context() != pd.pd.context {
+            return Err(Errno::INVAL);
+        }
+        let mut fields = ibv_qp::zeroed();
+        fields.context = pd.pd.context;
+        fields.qp_context = init.qp_context;
+        fields.pd = handle;
+        fields.send_cq = init.send_cq;
+        fields.recv_cq = init.recv_cq;
+        fields.qp_type = init.qp_type;
+        let qp = Qp::create(process, pd.id, fields, queues, init)?;
+        pd.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::into_raw(qp).cast_mut().cast())
+    }))
+}
+
+/// The queue pair behind a handle.
+///
+/// # Safety
+///
+/// The handle is a live queue pair of this provider.
+#[inline]
+unsafe fn qp<'a>(handle: *mut ibv_qp) -> &'a Qp {
+    // SAFETY: the handle is the address of a `Qp` whose first field is the C structure.
+    unsafe { &*handle.cast::<Qp>() }
+}
+
+pub(super) unsafe fn modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: see above.
+    code(unsafe { qp(handle).modify(&*attr, mask as u32) })
+}
+
+pub(super) unsafe fn query_qp(
+    handle: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: see above.
+    unsafe { qp(handle).query(&mut *attr, &mut *init) };
+    0
+}
+
+pub(super) unsafe fn destroy_qp(handle: *mut ibv_qp) -> c_int {
+    // SAFETY: the handle is the reference that `create_qp` gave out.
+    let qp = unsafe { Arc::from_raw(handle.cast::<Qp>().cast_const()) };
+    qp.destroy();
+    // SAFETY: written at creation only; a queue pair's domain outlives it.
+    unsafe { &*(*handle).pd.cast::<Pd>() }
+        .children
+        .fetch_sub(1, Ordering::Release);
+    0
+}
+
+unsafe extern "C" fn post_send(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: see above.
+    match unsafe { qp(handle).post_send(wr) } {
+        Ok(()) => 0,
+        Err((code, wr)) => {
+            // SAFETY: a place for the first request that was not posted, by the man page.
+            unsafe { bad.write(wr) };
+            code
+        }
+    }
+}
+
+unsafe extern "C" fn post_recv(
+    handle: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: see above.
+    match unsafe { qp(handle).post_recv(wr) } {
+        Ok(()) => 0,
+        Err((code, wr)) => {
+            // SAFETY: a place for the first request that was not posted, by the man page.
+            unsafe { bad.write(wr) };
+            code
+        }
+    }
+}
+
+unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, entries: c_int, wcs: *mut ibv_wc) -> c_int {
+    let Ok(entries) = usize::try_from(entries) else {
+        return -1;
+    };
+    if entries == 0 {
+        return 0;
+    }
+    // SAFETY: see above; the array has `entries` elements, and any bytes make an `ibv_wc`.
+    let (cq, wcs) = unsafe {
+        (
+            &*handle.cast::<Cq>(),
+            core::slice::from_raw_parts_mut(wcs, entries),
+        )
+    };
+    cq.poll(wcs) as c_int
+}
+
+unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: see above.
+    unsafe { &*handle.cast::<Cq>() }.req_notify(solicited_only != 0);
+    0
+}
+
+unsafe extern "C" fn alloc_mw(_: *mut ibv_pd, _: ibv_mw_type) -> *mut ibv_mw {
+    null(Errno::OPNOTSUPP)
+}
+
+unsafe extern "C" fn bind_mw(_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn dealloc_mw(_: *mut ibv_mw) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn post_srq_recv(
+    _: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a place for the first request that was not posted, by the man page.
+    unsafe { bad.write(wr) };
+    libc::EOPNOTSUPP
+}

@@ -1,0 +1,293 @@
+//! This process as a participant: its slot, its shared files, its objects, its peers.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+use rustix::time::{TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+
+use super::index::IndexPool;
+use super::keys;
+use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, Mailbox, qpn_slot};
+use super::link::peer::Peer;
+use super::link::rendezvous::{self, Request};
+use super::link::{Link, signal};
+use super::memory::Arenas;
+use super::qp::Qp;
+use super::segment::{self, Mapping};
+use super::{epoch, identity, service};
+
+/// How long after a request for it the service thread looks at the queue pairs.
+const NUDGE_AFTER_NS: u64 = 1_000_000;
+
+/// Everything the contexts of this process share.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub slot: u32,
+    pub gids: Vec<[u8; 16]>,
+    pub keys: keys::Allocator,
+    pub arenas: Arenas,
+    pub qp_indices: IndexPool,
+    pub cq_indices: IndexPool,
+    pub pd_ids: IndexPool,
+    /// Bytes registered, counted once per registration.
+    pub pinned: AtomicU64,
+    pub(super) info_file: OwnedFd,
+    pub(super) mailbox_file: OwnedFd,
+    info: Mapping,
+    mailbox: Mapping,
+    qps: RwLock<HashMap<u32, Arc<Qp>>>,
+    peers: Mutex<HashMap<u32, Arc<Peer>>>,
+    pub(super) listener: OwnedFd,
+    pub(super) kick: OwnedFd,
+    pub(super) timer: OwnedFd,
+    pub(super) epoll: OwnedFd,
+    timer_set: AtomicBool,
+    pub(super) stop: AtomicBool,
+    /// What peers read to learn whether they may read our memory.
+    _probe: Box<u64>,
+}
+
+static OPEN: Mutex<Option<Open>> = Mutex::new(None);
+
+struct Open {
+    process: Arc<Process>,
+    contexts: usize,
+    service: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// The one of this process, made at its first use. Each call is undone by one
+    /// [`release`](Self::release).
+    pub(super) fn acquire() -> Result<Arc<Self>, Errno> {
+        let mut open = lock(&OPEN);
+        if let Some(open) = open.as_mut() {
+            open.contexts += 1;
+            return Ok(Arc::clone(&open.process));
+        }
+        let process = Arc::new(Self::new()?);
+        let service = service::spawn(Arc::clone(&process))?;
+        *open = Some(Open {
+            process: Arc::clone(&process),
+            contexts: 1,
+            service: Some(service),
+        });
+        Ok(process)
+    }
+
+    pub(super) fn release(process: Arc<Self>) {
+        let mut open = lock(&OPEN);
+        let Some(state) = open.as_mut() else { return };
+        state.contexts -= 1;
+        if state.contexts == 0 {
+            process.stop.store(true, Ordering::Release);
+            signal(&process.kick);
+            if let Some(service) = state.service.take() {
+                let _ = service.join();
+            }
+            lock(&process.peers).clear();
+            *open = None;
+        }
+    }
+
+    fn new() -> Result<Self, Errno> {
+        let (slot, listener) = identity::claim_slot()?;
+        let info_file = segment::create("verbs-soft0-info", size_of::<Info>())?;
+        let mailbox_file = segment::create("verbs-soft0-mailbox", size_of::<Mailbox>())?;
+        let info = Mapping::sparse(info_file.as_fd(), size_of::<Info>(), true)?;
+        let mailbox = Mapping::sparse(mailbox_file.as_fd(), size_of::<Mailbox>(), true)?;
+        if let Err(error) = segment::seal_writes(info_file.as_fd()) {
+            // Linux before 5.1: peers are then only asked to map it read-only.
+            tracing::debug!(%error, "cannot seal the info file against writes");
+        }
+        let probe = Box::new(MAGIC);
+        let process = Self {
+            slot,
+            gids: identity::gids(),
+            keys: keys::Allocator::new(),
+            arenas: Arenas::default(),
+            qp_indices: IndexPool::new(0, MAX_QP, 256),
+            cq_indices: IndexPool::new(0, MAX_CQ, 256),
+            pd_ids: IndexPool::new(1, MAX_PD, 256),
+            pinned: AtomicU64::new(0),
+            info_file,
+            mailbox_file,
+            info,
+            mailbox,
+            qps: RwLock::default(),
+            peers: Mutex::default(),
+            listener,
+            kick: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            timer: rustix::time::timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?,
+            epoll: rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?,
+            timer_set: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            _probe: probe,
+        };
+        let header = &process.info().header;
+        header.pid.store(std::process::id(), Ordering::Relaxed);
+        header.slot.store(slot, Ordering::Relaxed);
+        header
+            .probe
+            .store(&raw const *process._probe as u64, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(process)
+    }
+
+    #[inline]
+    pub(super) fn info(&self) -> &Info {
+        // SAFETY: the file was made with the size of `Info` and is sealed; it holds atomics only.
+        unsafe { self.info.as_struct() }
+    }
+
+    #[inline]
+    pub(super) fn mailbox(&self) -> &Mailbox {
+        // SAFETY: as in `info`; the rings are reached by raw pointer only.
+        unsafe { self.mailbox.as_struct() }
+    }
+
+    pub(super) fn add_qp(&self, qp: Arc<Qp>) {
+        self.qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(qp.qpn, qp);
+    }
+
+    pub(super) fn remove_qp(&self, qpn: u32) -> Option<Arc<Qp>> {
+        self.qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&qpn)
+    }
+
+    pub(super) fn qp(&self, qpn: u32) -> Option<Arc<Qp>> {
+        self.qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&qpn)
+            .map(Arc::clone)
+    }
+
+    /// The queue pairs as they are now. A copy: what is done with them may take other locks.
+    pub(super) fn qps(&self) -> Vec<Arc<Qp>> {
+        self.qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .map(Arc::clone)
+            .collect()
+    }
+
+    /// Waits until no queue pair, ours or a peer's connected to ours, executes a request that began
+    /// before the call.
+    pub(super) fn quiesce(&self) {
+        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+        for qp in qps.values() {
+            qp.quiesce_own();
+            qp.quiesce_peer();
+        }
+    }
+
+    /// As [`quiesce`](Self::quiesce), for this process's own queue pairs only.
+    pub(super) fn quiesce_own(&self) {
+        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+        for qp in qps.values() {
+            qp.quiesce_own();
+        }
+    }
+
+    /// The link to a queue pair of this host. A peer that cannot be reached is one whose requests
+    /// will time out, as on a real fabric; it does not fail the connection's set-up.
+    pub(super) fn link(self: &Arc<Self>, own_qpn: u32, dest_qpn: u32) -> Link {
+        let slot = qpn_slot(dest_qpn);
+        if slot == self.slot {
+            return Link::local(self, dest_qpn);
+        }
+        let connected = self.peer(slot).and_then(|peer| {
+            let bells = rendezvous::decode_bells(peer.ask(Request::Pair { qpn: dest_qpn })?)?;
+            Ok(Link::shm(peer, dest_qpn, bells))
+        });
+        connected.unwrap_or_else(|error| {
+            tracing::warn!(dest_qpn, slot, %error, "no such queue pair on this host");
+            Link::nobody(self, own_qpn, dest_qpn)
+        })
+    }
+
+    fn peer(&self, slot: u32) -> Result<Arc<Peer>, Errno> {
+        let mut peers = lock(&self.peers);
+        if let Some(peer) = peers.get(&slot).filter(|peer| !peer.has_exited()) {
+            return Ok(Arc::clone(peer));
+        }
+        let peer = Arc::new(Peer::connect(self, slot)?);
+        service::watch(self, &peer)?;
+        if let Some(old) = peers.insert(slot, Arc::clone(&peer)) {
+            old.set_dead();
+        }
+        Ok(peer)
+    }
+
+    pub(super) fn peers(&self) -> Vec<Arc<Peer>> {
+        lock(&self.peers).values().map(Arc::clone).collect()
+    }
+
+    /// Forgets a peer that has died.
+    pub(super) fn forget(&self, dead: &Arc<Peer>) {
+        dead.set_dead();
+        let mut peers = lock(&self.peers);
+        if peers
+            .get(&dead.slot)
+            .is_some_and(|peer| Arc::ptr_eq(peer, dead))
+        {
+            peers.remove(&dead.slot);
+        }
+    }
+
+    /// Has the service thread look at the queue pairs soon: something waits that no poll may come
+    /// for. Cheap when it was asked already.
+    pub(super) fn nudge_later(&self) {
+        if !self.timer_set.swap(true, Ordering::AcqRel) {
+            self.set_timer(NUDGE_AFTER_NS);
+        }
+    }
+
+    /// Sets the service thread's timer, once, in `ns` from now.
+    pub(super) fn set_timer(&self, ns: u64) {
+        self.timer_set.store(true, Ordering::Release);
+        let spec = rustix::time::Itimerspec {
+            it_interval: rustix::time::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: rustix::time::Timespec {
+                tv_sec: (ns / 1_000_000_000) as i64,
+                tv_nsec: (ns % 1_000_000_000) as i64,
+            },
+        };
+        if let Err(error) =
+            rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)
+        {
+            tracing::error!(%error, "timerfd_settime");
+        }
+    }
+
+    /// The timer has fired.
+    pub(super) fn timer_fired(&self) {
+        self.timer_set.store(false, Ordering::Release);
+    }
+}
+
+/// Waits for a peer's word, giving up when its process has ended.
+pub(super) fn quiesce_peer_word(word: &AtomicU64, peer: &Peer) {
+    epoch::quiesce(word, || peer.has_exited());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,218 @@
+//! Checked access to memory: by lkey on our side, by rkey on the peer's, and the copy between them.
+
+use rustix::io::Errno;
+
+use super::super::keys;
+use super::super::layout::{KeyEntry, MAX_KEYS};
+use super::super::link::{Link, Via};
+use crate::copy;
+use crate::ffi::{
+    IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge,
+    ibv_wc_status,
+};
+
+/// Bytes copied between two looks at the epoch: deregistration waits no longer than this takes.
+const CHUNK: usize = 1 << 20;
+
+/// A checked range of the peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// Mapped here.
+    Here(*mut u8),
+    /// In the process's own address space.
+    There { pid: i32, addr: u64 },
+}
+
+/// Why a range cannot be reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trouble {
+    Status(ibv_wc_status),
+    /// The range lies in an arena that is not mapped yet; map it and try again.
+    Unmapped(u32),
+}
+
+/// The way bytes go, seen from the side that copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToPeer,
+    FromPeer,
+}
+
+/// Checks a scatter/gather element of this process. A zero-length one needs no key.
+#[inline]
+pub(super) fn check_local(
+    own: &[KeyEntry; MAX_KEYS],
+    pd: u32,
+    sge: &ibv_sge,
+    access: u32,
+) -> Result<(), ibv_wc_status> {
+    if sge.length == 0 {
+        return Ok(());
+    }
+    let range = keys::lookup(own, sge.lkey).ok_or(IBV_WC_LOC_PROT_ERR)?;
+    range.check(
+        pd,
+        sge.addr,
+        sge.length as usize,
+        access,
+        IBV_WC_LOC_PROT_ERR,
+    )?;
+    Ok(())
+}
+
+/// Checks a range of the peer by key, and finds where it can be reached.
+#[inline]
+pub(super) fn resolve(
+    link: &Link,
+    pd: u32,
+    key: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Result<Place, Trouble> {
+    let denied = Trouble::Status(IBV_WC_REM_ACCESS_ERR);
+    let range = keys::lookup(link.keys(), key).ok_or(denied)?;
+    let offset = range
+        .check(pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
+        .map_err(Trouble::Status)?;
+    match &link.via {
+        Via::Local => Ok(Place::Here(addr as usize as *mut u8)),
+        Via::Shm(peer) if range.arena != 0 => {
+            let offset = range.offset.wrapping_add(offset);
+            peer.mapped(range.arena, offset, len)
+                .map(Place::Here)
+                .ok_or(Trouble::Unmapped(range.arena))
+        }
+        Via::Shm(peer) => match peer.pid.filter(|_| peer.cma) {
+            Some(pid) => Ok(Place::There {
+                pid: pid.as_raw_nonzero().get(),
+                addr,
+            }),
+            None => Err(Trouble::Status(IBV_WC_REM_OP_ERR)),
+        },
+        Via::Nobody => Err(Trouble::Status(IBV_WC_RETRY_EXC_ERR)),
+    }
+}
+
+/// Walks through the bytes of a scatter/gather list.
+#[derive(Clone, Debug)]
+pub(super) struct Cursor<I> {
+    rest: I,
+    current: ibv_sge,
+}
+
+impl<I: Iterator<Item = ibv_sge>> Cursor<I> {
+    #[inline]
+    pub(super) fn new(list: I) -> Self {
+        Self {
+            rest: list,
+            current: ibv_sge {
+                addr: 0,
+                length: 0,
+                lkey: 0,
+            },
+        }
+    }
+
+    /// The next contiguous bytes, at most `most`; `None` at the end.
+    #[inline]
+    fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
+        while self.current.length == 0 {
+            self.current = self.rest.next()?;
+        }
+        let len = (self.current.length as usize).min(most);
+        let start = self.current.addr as usize as *mut u8;
+        self.current.addr = self.current.addr.wrapping_add(len as u64);
+        self.current.length -= len as u32;
+        Some((start, len))
+    }
+}
+
+/// Copies `len` bytes between a place and the next bytes of a list. `renew` is called between chunks
+/// of a long copy; it starts a new epoch and checks the keys again.
+///
+/// # Safety
+///
+/// Both sides were checked under the epoch lock that the caller holds: their owners wait for that
+/// epoch before they take the memory away.
+#[inline]
+pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
+    direction: Direction,
+    place: Place,
+    list: &mut Cursor<I>,
+    len: usize,
+    mut renew: impl FnMut() -> Result<(), ibv_wc_status>,
+) -> Result<(), ibv_wc_status> {
+    let mut done = 0;
+    let mut chunk = CHUNK;
+    while done < len {
+        if chunk == 0 {
+            renew()?;
+            chunk = CHUNK;
+        }
+        let Some((local, piece)) = list.next(chunk.min(len - done)) else {
+            break;
+        };
+        match (place, direction) {
+            (Place::Here(base), Direction::ToPeer) => {
+                // SAFETY: by the caller's promise; `done + piece <= len`.
+                unsafe { copy::write_shared(base.wrapping_add(done), local, piece) }
+            }
+            (Place::Here(base), Direction::FromPeer) => {
+                // SAFETY: as above.
+                unsafe { copy::read_shared(local, base.wrapping_add(done), piece) }
+            }
+            (Place::There { pid, addr }, _) => {
+                cross(direction, pid, addr.wrapping_add(done as u64), local, piece)?;
+            }
+        }
+        done += piece;
+        chunk -= piece;
+    }
+    Ok(())
+}
+
+/// Copies between this process and another through the kernel.
+fn cross(
+    direction: Direction,
+    pid: i32,
+    mut addr: u64,
+    mut local: *mut u8,
+    mut len: usize,
+) -> Result<(), ibv_wc_status> {
+    while len > 0 {
+        let ours = libc::iovec {
+            iov_base: local.cast(),
+            iov_len: len,
+        };
+        let theirs = libc::iovec {
+            iov_base: addr as usize as *mut _,
+            iov_len: len,
+        };
+        // SAFETY: the kernel checks both vectors; our side is memory whose key was just checked.
+        let moved = unsafe {
+            match direction {
+                Direction::ToPeer => libc::process_vm_writev(pid, &ours, 1, &theirs, 1, 0),
+                Direction::FromPeer => libc::process_vm_readv(pid, &ours, 1, &theirs, 1, 0),
+            }
+        };
+        match usize::try_from(moved) {
+            Ok(0) => return Err(IBV_WC_REM_ACCESS_ERR),
+            Ok(moved) => {
+                addr += moved as u64;
+                local = local.wrapping_add(moved);
+                len -= moved;
+            }
+            Err(_) => match std::io::Error::last_os_error()
+                .raw_os_error()
+                .map(Errno::from_raw_os_error)
+            {
+                Some(Errno::INTR) => {}
+                Some(Errno::SRCH) => return Err(IBV_WC_RETRY_EXC_ERR),
+                Some(Errno::PERM) => return Err(IBV_WC_REM_OP_ERR),
+                _ => return Err(IBV_WC_REM_ACCESS_ERR),
+            },
+        }
+    }
+    Ok(())
+}

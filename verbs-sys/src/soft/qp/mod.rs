@@ -1,0 +1,281 @@
+//! Queue pairs.
+
+mod access;
+mod modify;
+mod queues;
+mod requester;
+mod responder;
+mod state;
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use self::queues::{RecvQueue, SendQueue};
+use super::cq::Cq;
+use super::epoch;
+use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
+use super::link::{Link, Via};
+use super::process::{self, Process};
+use crate::ffi::{
+    IBV_QPS_ERR, IBV_QPS_RESET, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_wc,
+};
+
+/// Work requests a queue can hold.
+pub(super) const MAX_WR: u32 = 1 << 14;
+/// Elements of a scatter/gather list.
+pub(super) const MAX_SGE: u32 = 32;
+/// Bytes of inline data.
+pub(super) const MAX_INLINE: u32 = 1024;
+/// Bytes of a message.
+pub(super) const MAX_MESSAGE: u64 = 1 << 31;
+
+/// READs and atomics in flight, either way. They are executed as they are posted, so there is never
+/// more than one; the number is what applications compute with.
+pub(super) const MAX_RD_ATOMIC: u8 = 128;
+
+/// A queue pair. The C structure comes first: its address is the handle.
+#[repr(C)]
+pub(super) struct Qp {
+    qp: UnsafeCell<ibv_qp>,
+    pub qpn: u32,
+    process: Arc<Process>,
+    pd: u32,
+    pub send_cq: Arc<Cq>,
+    pub recv_cq: Arc<Cq>,
+    cap: ibv_qp_cap,
+    sq_sig_all: bool,
+    state: AtomicU32,
+    sq: SendQueue,
+    rq: RecvQueue,
+    /// Written under both locks, read under either.
+    link: UnsafeCell<Option<Arc<Link>>>,
+    /// The same for those who hold neither.
+    shared_link: Mutex<Option<Arc<Link>>>,
+    requester: requester::State,
+    responder: responder::State,
+    control: Mutex<Control>,
+}
+
+/// What only the control path touches.
+struct Control {
+    attr: ibv_qp_attr,
+    generation: u32,
+}
+
+// SAFETY: `qp` is written under `control`, `link` under both epoch locks; the raw pointers in the
+// attributes are never followed.
+unsafe impl Send for Qp {}
+// SAFETY: as for Send.
+unsafe impl Sync for Qp {}
+
+impl std::fmt::Debug for Qp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qp")
+            .field("qpn", &self.qpn)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Qp {
+    pub(super) fn create(
+        process: &Arc<Process>,
+        pd: u32,
+        fields: ibv_qp,
+        queues: (Arc<Cq>, Arc<Cq>),
+        init: &ibv_qp_init_attr,
+    ) -> Result<Arc<Self>, Errno> {
+        let cap = init.cap;
+        let too_much = cap.max_send_wr > MAX_WR
+            || cap.max_recv_wr > MAX_WR
+            || cap.max_send_sge > MAX_SGE
+            || cap.max_recv_sge > MAX_SGE
+            || cap.max_inline_data > MAX_INLINE;
+        if too_much {
+            return Err(Errno::INVAL);
+        }
+        let index = process.qp_indices.take().ok_or(Errno::NOMEM)?;
+        let qpn = qpn(process.slot, index as usize);
+        let (send_cq, recv_cq) = queues;
+        let qp = Arc::new(Self {
+            qp: UnsafeCell::new(ibv_qp {
+                handle: index,
+                qp_num: qpn,
+                ..fields
+            }),
+            qpn,
+            process: Arc::clone(process),
+            pd,
+            cap,
+            sq_sig_all: init.sq_sig_all != 0,
+            state: AtomicU32::new(IBV_QPS_RESET),
+            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
+            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            link: UnsafeCell::new(None),
+            shared_link: Mutex::new(None),
+            requester: requester::State::default(),
+            responder: responder::State::default(),
+            control: Mutex::new(Control {
+                attr: ibv_qp_attr::zeroed(),
+                generation: 0,
+            }),
+            send_cq,
+            recv_cq,
+        });
+        let info = qp.info();
+        // A process that died holding a lock took its file along; this only repairs our own leaks.
+        info.sq_epoch.0.store(0, Ordering::Relaxed);
+        info.rq_epoch.0.store(0, Ordering::Relaxed);
+        qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
+        let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+        qp.send_cq.attach(&qp, true, same);
+        if !same {
+            qp.recv_cq.attach(&qp, false, true);
+        }
+        process.add_qp(Arc::clone(&qp));
+        Ok(qp)
+    }
+
+    /// ibv_destroy_qp(3): returns when no peer executes a request on it any more.
+    pub(super) fn destroy(&self) {
+        self.reset(Readiness::Gone);
+        self.send_cq.detach(self);
+        self.recv_cq.detach(self);
+        self.process.remove_qp(self.qpn);
+        self.process.qp_indices.give(qpn_index(self.qpn) as u32);
+    }
+
+    #[inline]
+    fn info(&self) -> &QpInfo {
+        &self.process.info().qps[qpn_index(self.qpn)]
+    }
+
+    #[inline]
+    fn mailbox(&self) -> &QpMailbox {
+        &self.process.mailbox().qps[qpn_index(self.qpn)]
+    }
+
+    #[inline]
+    fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// The connection.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the send lock or the receive lock for as long as it uses the result.
+    #[inline]
+    unsafe fn link(&self) -> Option<&Link> {
+        // SAFETY: written under both locks only.
+        unsafe { (*self.link.get()).as_deref() }
+    }
+
+    fn shared_link(&self) -> Option<Arc<Link>> {
+        self.shared_link
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells peers what this queue pair accepts.
+    fn publish(&self, ready: Readiness, attr: &ibv_qp_attr, generation: u32) {
+        let target = Target::new(
+            ready,
+            attr.qp_access_flags,
+            generation,
+            attr.dest_qp_num,
+            self.pd,
+        );
+        let responder = &self.info().responder.0;
+        responder.rq_psn.store(attr.rq_psn, Ordering::Relaxed);
+        responder.target.store(target.0, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Enters the error state: no peer gets in any more, and what is queued will be flushed.
+    fn enter_error(&self) {
+        self.state.store(IBV_QPS_ERR, Ordering::Release);
+        let target = &self.info().responder.0.target;
+        let gone = target.load(Ordering::Relaxed) & !3 | Readiness::Gone as u64;
+        target.store(gone, Ordering::SeqCst);
+    }
+
+    /// Waits until our own requester and responder have left what they were in.
+    pub(super) fn quiesce_own(&self) {
+        epoch::quiesce(&self.info().sq_epoch.0, || false);
+        epoch::quiesce(&self.info().rq_epoch.0, || false);
+    }
+
+    /// Waits until the peer connected to this queue pair has left what it was in.
+    pub(super) fn quiesce_peer(&self) {
+        let Some(link) = self.shared_link() else {
+            return;
+        };
+        if let Via::Shm(peer) = &link.via {
+            process::quiesce_peer_word(&link.info().sq_epoch.0, peer);
+            process::quiesce_peer_word(&link.info().rq_epoch.0, peer);
+        }
+    }
+
+    /// Whether requests wait for something other than a poll of ours.
+    #[inline]
+    pub(super) fn waits(&self) -> bool {
+        self.sq.done.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn poll_send(&self, wcs: &mut [ibv_wc]) -> usize {
+        if self.send_can_progress() {
+            self.progress_send();
+        }
+        self.sq.harvest(wcs, self.qpn)
+    }
+
+    #[inline]
+    pub(super) fn poll_recv(&self, wcs: &mut [ibv_wc]) -> usize {
+        if self.recv_can_progress() {
+            self.receive(false);
+        }
+        self.rq
+            .harvest(wcs, self.qpn, self.responder.src_qp.load(Ordering::Relaxed))
+    }
+
+    /// What the service thread does for a queue pair: progress, and a look for a peer that has gone
+    /// or sleeps. Returns whether something still waits.
+    pub(super) fn serve(&self) -> bool {
+        let Some(link) = self.shared_link() else {
+            return false;
+        };
+        if link.is_dead() || self.peer_is_gone(&link) {
+            self.abandon(link.is_dead());
+        }
+        if self.send_can_progress() {
+            self.progress_send();
+        }
+        if self.recv_can_progress() {
+            self.receive(true);
+        }
+        let waits = self.waits();
+        if waits {
+            link.kick();
+        }
+        waits || self.responder.is_not_ready()
+    }
+}
+
+/// The monotonic clock in nanoseconds; never 0.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
+}
+
+/// A cell for state that is guarded by one of the epoch locks and read loosely elsewhere.
+type Guarded32 = AtomicU32;
+type Guarded64 = AtomicU64;

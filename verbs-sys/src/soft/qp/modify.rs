@@ -1,0 +1,232 @@
+//! ibv_modify_qp(3) and ibv_query_qp(3): the control path of a queue pair.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use super::super::epoch;
+use super::super::layout::Readiness;
+use super::super::link::ring::Ring;
+use super::{Control, MAX_RD_ATOMIC, Qp, state};
+use crate::ffi::{
+    IBV_MTU_4096, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_DEST_QPN,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
+    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+    IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
+    IBV_QPT_RC, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_state,
+};
+
+impl Qp {
+    /// Changes state and attributes together, or nothing.
+    pub(in crate::soft) fn modify(&self, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        let mut control = self.control();
+        let current = self.state();
+        let limits = state::Limits {
+            ports: 1,
+            gids: u8::try_from(self.process.gids.len()).unwrap_or(u8::MAX),
+            pkeys: 1,
+            mtu: IBV_MTU_4096,
+            max_rd_atomic: MAX_RD_ATOMIC,
+            max_dest_rd_atomic: MAX_RD_ATOMIC,
+        };
+        let next =
+            state::check_modify(IBV_QPT_RC, current, wanted, mask, &limits).map_err(|why| {
+                tracing::debug!(qpn = self.qpn, current, mask, %why, "ibv_modify_qp refused");
+                Errno::INVAL
+            })?;
+        if mask & IBV_QP_CAP != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if mask & IBV_QP_AV != 0 {
+            self.check_address(wanted)?;
+        }
+        let attr = merge(control.attr, wanted, mask);
+        match (current, next) {
+            (_, IBV_QPS_RESET) => {
+                control.attr = ibv_qp_attr::zeroed();
+                self.reset(Readiness::NotYet);
+            }
+            (_, IBV_QPS_ERR) => {
+                control.attr = attr;
+                self.fail_all();
+            }
+            (IBV_QPS_INIT, IBV_QPS_RTR) => {
+                control.attr = attr;
+                self.connect(&mut control);
+            }
+            _ => {
+                control.attr = attr;
+                self.requester.adopt(&attr);
+                self.responder.adopt(&attr);
+                self.state.store(next, Ordering::Release);
+                let ready = if state::is_connected(next) {
+                    Readiness::Ready
+                } else {
+                    Readiness::NotYet
+                };
+                self.publish(ready, &attr, control.generation);
+                if mask & IBV_QP_ACCESS_FLAGS != 0 {
+                    // What began under the old flags ends before this returns.
+                    self.quiesce_own();
+                    self.quiesce_peer();
+                }
+            }
+        }
+        self.show_state(next);
+        Ok(())
+    }
+
+    /// Writes the state where C programs look for it.
+    fn show_state(&self, state: ibv_qp_state) {
+        // SAFETY: the handle is ours, and the control lock, which every caller holds, orders writers.
+        unsafe { (&raw mut (*self.qp.get()).state).write_volatile(state) };
+    }
+
+    fn check_address(&self, attr: &ibv_qp_attr) -> Result<(), Errno> {
+        let address = &attr.ah_attr;
+        // As on every RoCE port, a destination is a GID.
+        if address.is_global == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: both members of the union are plain bytes.
+        let dgid = unsafe { address.grh.dgid.raw };
+        if self.process.gids.contains(&dgid) {
+            Ok(())
+        } else {
+            Err(Errno::HOSTUNREACH)
+        }
+    }
+
+    /// INIT to RTR: finds the peer and opens the receive ring for it.
+    fn connect(&self, control: &mut Control) {
+        let attr = control.attr;
+        let dest = attr.dest_qp_num & 0xff_ffff;
+        let link = std::sync::Arc::new(self.process.link(self.qpn, dest));
+        self.exclusively(|| {
+            self.forget_connection();
+            self.requester.adopt(&attr);
+            self.responder.adopt(&attr);
+            self.responder.src_qp.store(dest, Ordering::Relaxed);
+            // SAFETY: `exclusively` holds both locks.
+            unsafe { *self.link.get() = Some(std::sync::Arc::clone(&link)) };
+        });
+        *self
+            .shared_link
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(link);
+        control.generation = control.generation.wrapping_add(1);
+        self.state.store(IBV_QPS_RTR, Ordering::Release);
+        self.publish(Readiness::Ready, &attr, control.generation);
+    }
+
+    /// Back to RESET: both queues empty, their completions gone, the connection cut.
+    pub(super) fn reset(&self, readiness: Readiness) {
+        self.state.store(IBV_QPS_RESET, Ordering::Release);
+        self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
+        self.quiesce_peer();
+        let mut link = None;
+        self.send_cq.exclusively(&self.recv_cq, || {
+            self.exclusively(|| {
+                self.sq.reset();
+                self.rq.reset();
+                self.forget_connection();
+                // SAFETY: `exclusively` holds both locks.
+                link = unsafe { (*self.link.get()).take() };
+            });
+        });
+        self.shared_link
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(link) = link {
+            // Whoever waits for our answer shall learn that there will be none.
+            link.kick();
+            self.process.nudge_later();
+        }
+    }
+
+    /// To ERR: what is queued on either side is flushed.
+    fn fail_all(&self) {
+        self.enter_error();
+        self.flush_sends_now();
+        self.flush_recvs();
+        self.quiesce_peer();
+        if let Some(link) = self.shared_link() {
+            link.kick();
+            self.process.nudge_later();
+        }
+    }
+
+    fn exclusively(&self, act: impl FnOnce()) {
+        let info = self.info();
+        epoch::lock(&info.sq_epoch.0);
+        epoch::lock(&info.rq_epoch.0);
+        act();
+        epoch::unlock(&info.rq_epoch.0);
+        epoch::unlock(&info.sq_epoch.0);
+    }
+
+    /// Both locks are held.
+    fn forget_connection(&self) {
+        self.requester.reset();
+        self.responder.reset();
+        let mailbox = self.mailbox();
+        for word in [&mailbox.ack, &mailbox.nak, &mailbox.result] {
+            word.store(0, Ordering::Relaxed);
+        }
+        mailbox.fault.store(0, Ordering::Relaxed);
+        Ring::of(mailbox).reset();
+    }
+
+    /// ibv_query_qp(3). Everything is reported, whatever the mask asks for.
+    pub(in crate::soft) fn query(&self, attr: &mut ibv_qp_attr, init: &mut ibv_qp_init_attr) {
+        if self.recv_can_progress() {
+            // The peer may have broken this queue pair without a poll since.
+            self.receive(true);
+        }
+        let control = self.control();
+        *attr = control.attr;
+        attr.qp_state = self.state();
+        attr.cur_qp_state = attr.qp_state;
+        attr.cap = self.cap;
+        *init = ibv_qp_init_attr::zeroed();
+        init.send_cq = self.send_cq.handle();
+        init.recv_cq = self.recv_cq.handle();
+        init.cap = self.cap;
+        init.qp_type = IBV_QPT_RC;
+        init.sq_sig_all = self.sq_sig_all.into();
+        // SAFETY: the handle is ours; the field is written at creation only.
+        init.qp_context = unsafe { (*self.qp.get()).qp_context };
+    }
+}
+
+/// The attributes with those that the mask names replaced.
+fn merge(mut attr: ibv_qp_attr, wanted: &ibv_qp_attr, mask: u32) -> ibv_qp_attr {
+    macro_rules! take {
+        ($($bit:ident: $($field:ident),+;)+) => {$(
+            if mask & $bit != 0 {
+                $(attr.$field = wanted.$field;)+
+            }
+        )+};
+    }
+    take! {
+        IBV_QP_ACCESS_FLAGS: qp_access_flags;
+        IBV_QP_PKEY_INDEX: pkey_index;
+        IBV_QP_PORT: port_num;
+        IBV_QP_QKEY: qkey;
+        IBV_QP_AV: ah_attr;
+        IBV_QP_PATH_MTU: path_mtu;
+        IBV_QP_TIMEOUT: timeout;
+        IBV_QP_RETRY_CNT: retry_cnt;
+        IBV_QP_RNR_RETRY: rnr_retry;
+        IBV_QP_RQ_PSN: rq_psn;
+        IBV_QP_SQ_PSN: sq_psn;
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        IBV_QP_ALT_PATH: alt_ah_attr, alt_pkey_index, alt_port_num, alt_timeout;
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+        IBV_QP_DEST_QPN: dest_qp_num;
+    }
+    attr
+}

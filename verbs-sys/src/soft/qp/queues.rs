@@ -1,0 +1,338 @@
+//! The two work queues of a queue pair. A slot holds its request until it is executed, then its
+//! completion until that is polled.
+//!
+//! Slots are atomics: the send side is written under the send lock and the receive side under the
+//! receive lock, while whoever polls the completion queue reads what was published before `done`.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::ffi::{
+    IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status,
+};
+
+/// How a request ended, as its completion will tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub status: ibv_wc_status,
+    pub opcode: ibv_wc_opcode,
+    pub byte_len: u32,
+    pub imm: Option<u32>,
+}
+
+impl Outcome {
+    pub(super) fn failed(status: ibv_wc_status) -> Self {
+        Self {
+            status,
+            opcode: 0,
+            byte_len: 0,
+            imm: None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    wr_id: AtomicU64,
+    /// status | opcode << 8 | has imm << 24 | has completion << 25 | byte_len << 32
+    outcome: AtomicU64,
+    imm: AtomicU32,
+}
+
+const HAS_IMM: u64 = 1 << 24;
+const HAS_COMPLETION: u64 = 1 << 25;
+
+impl Slot {
+    #[inline]
+    fn finish(&self, outcome: Outcome, completion: bool) {
+        let word = u64::from(outcome.status)
+            | u64::from(outcome.opcode) << 8
+            | if outcome.imm.is_some() { HAS_IMM } else { 0 }
+            | if completion { HAS_COMPLETION } else { 0 }
+            | u64::from(outcome.byte_len) << 32;
+        self.outcome.store(word, Ordering::Relaxed);
+        if let Some(imm) = outcome.imm {
+            self.imm.store(imm, Ordering::Relaxed);
+        }
+    }
+
+    /// The completion, if the request has one.
+    #[inline]
+    fn completion(&self, qp_num: u32, src_qp: u32) -> Option<ibv_wc> {
+        let word = self.outcome.load(Ordering::Relaxed);
+        if word & HAS_COMPLETION == 0 {
+            return None;
+        }
+        let with_imm = word & HAS_IMM != 0;
+        Some(ibv_wc {
+            wr_id: self.wr_id.load(Ordering::Relaxed),
+            status: (word & 0xff) as u32,
+            opcode: (word >> 8 & 0xffff) as u32,
+            vendor_err: 0,
+            byte_len: (word >> 32) as u32,
+            imm_data: if with_imm {
+                self.imm.load(Ordering::Relaxed)
+            } else {
+                0
+            },
+            qp_num,
+            src_qp,
+            wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        })
+    }
+}
+
+/// Positions count up for ever; a slot's index is its position modulo the number of slots.
+#[derive(Debug)]
+struct Slots {
+    slots: Box<[Slot]>,
+    mask: u32,
+    limit: u32,
+}
+
+impl Slots {
+    fn new(limit: u32) -> Self {
+        let len = limit.max(1).next_power_of_two();
+        Self {
+            slots: (0..len).map(|_| Slot::default()).collect(),
+            mask: len - 1,
+            limit,
+        }
+    }
+
+    #[inline]
+    fn at(&self, position: u32) -> &Slot {
+        &self.slots[(position & self.mask) as usize]
+    }
+}
+
+/// A send request kept for later, because what is before it has not ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kept {
+    pub opcode: u32,
+    pub flags: u32,
+    pub imm: u32,
+    pub num_sge: u32,
+    pub inline_len: u32,
+    pub rkey: u32,
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+}
+
+/// Requests kept for later; untouched, and unlocked, while every request is executed at once.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    pub requests: Box<[Kept]>,
+    pub sges: Box<[ibv_sge]>,
+    pub inline: Box<[u8]>,
+    pub max_sge: usize,
+    pub max_inline: usize,
+}
+
+/// The send queue.
+///
+/// `done <= exec <= tail`: requests before `done` have ended, those up to `exec` are messages that
+/// the peer has not acknowledged, those up to `tail` are kept for later.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    slots: Slots,
+    pub tail: AtomicU32,
+    pub exec: AtomicU32,
+    pub done: AtomicU32,
+    /// Where the poller looks next, and up to where slots are free again: behind the last polled
+    /// completion, since a request without one holds its slot until a later one is polled.
+    scan: AtomicU32,
+    head: AtomicU32,
+    pub backlog: Mutex<Backlog>,
+}
+
+impl SendQueue {
+    pub(super) fn new(limit: u32, max_sge: u32, max_inline: u32) -> Self {
+        let slots = Slots::new(limit);
+        let len = slots.slots.len();
+        let (max_sge, max_inline) = (max_sge as usize, max_inline as usize);
+        Self {
+            backlog: Mutex::new(Backlog {
+                requests: vec![Kept::default(); len].into(),
+                sges: vec![ibv_sge::default(); len * max_sge].into(),
+                inline: vec![0; len * max_inline].into(),
+                max_sge,
+                max_inline,
+            }),
+            slots,
+            tail: AtomicU32::new(0),
+            exec: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            scan: AtomicU32::new(0),
+            head: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn reset(&self) {
+        for index in [&self.tail, &self.exec, &self.done, &self.scan, &self.head] {
+            index.store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self, tail: u32) -> bool {
+        tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
+    }
+
+    pub(super) fn index(&self, position: u32) -> usize {
+        (position & self.slots.mask) as usize
+    }
+
+    #[inline]
+    pub(super) fn start(&self, position: u32, wr_id: u64) {
+        self.slots
+            .at(position)
+            .wr_id
+            .store(wr_id, Ordering::Relaxed);
+    }
+
+    /// Writes how a request ended; visible to the poller once `done` passes it.
+    #[inline]
+    pub(super) fn finish(&self, position: u32, outcome: Outcome, completion: bool) {
+        self.slots.at(position).finish(outcome, completion);
+    }
+
+    /// Moves completions out. Called by one poller at a time.
+    #[inline]
+    pub(super) fn harvest(&self, wcs: &mut [ibv_wc], qp_num: u32) -> usize {
+        let done = self.done.load(Ordering::Acquire);
+        let mut scan = self.scan.load(Ordering::Relaxed);
+        let mut filled = 0;
+        while scan != done && filled < wcs.len() {
+            if let Some(wc) = self.slots.at(scan).completion(qp_num, 0) {
+                wcs[filled] = wc;
+                filled += 1;
+                self.head.store(scan.wrapping_add(1), Ordering::Release);
+            }
+            scan = scan.wrapping_add(1);
+        }
+        self.scan.store(scan, Ordering::Relaxed);
+        filled
+    }
+}
+
+/// The receive queue: `head <= done <= tail`.
+#[derive(Debug)]
+pub(super) struct RecvQueue {
+    slots: Slots,
+    /// addr, then length | lkey << 32
+    sges: Box<[[AtomicU64; 2]]>,
+    num_sge: Box<[AtomicU32]>,
+    max_sge: usize,
+    pub tail: AtomicU32,
+    pub done: AtomicU32,
+    head: AtomicU32,
+}
+
+impl RecvQueue {
+    pub(super) fn new(limit: u32, max_sge: u32) -> Self {
+        let slots = Slots::new(limit);
+        let len = slots.slots.len();
+        let max_sge = max_sge as usize;
+        Self {
+            slots,
+            sges: (0..len * max_sge).map(|_| Default::default()).collect(),
+            num_sge: (0..len).map(|_| AtomicU32::default()).collect(),
+            max_sge,
+            tail: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            head: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn reset(&self) {
+        for index in [&self.tail, &self.done, &self.head] {
+            index.store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self, tail: u32) -> bool {
+        tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
+    }
+
+    #[inline]
+    pub(super) fn post(
+        &self,
+        position: u32,
+        wr_id: u64,
+        sges: impl ExactSizeIterator<Item = ibv_sge>,
+    ) {
+        self.slots
+            .at(position)
+            .wr_id
+            .store(wr_id, Ordering::Relaxed);
+        let index = (position & self.slots.mask) as usize;
+        self.num_sge[index].store(sges.len() as u32, Ordering::Relaxed);
+        for (place, sge) in self.sges[index * self.max_sge..].iter().zip(sges) {
+            place[0].store(sge.addr, Ordering::Relaxed);
+            place[1].store(
+                u64::from(sge.length) | u64::from(sge.lkey) << 32,
+                Ordering::Relaxed,
+            );
+        }
+        self.tail.store(position.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The buffers of a posted receive.
+    #[inline]
+    pub(super) fn buffers(&self, position: u32) -> impl Iterator<Item = ibv_sge> + Clone {
+        let index = (position & self.slots.mask) as usize;
+        let len = self.num_sge[index].load(Ordering::Relaxed) as usize;
+        let first = index * self.max_sge;
+        self.sges[first..first + len].iter().map(|place| {
+            let word = place[1].load(Ordering::Relaxed);
+            let addr = place[0].load(Ordering::Relaxed);
+            ibv_sge {
+                addr,
+                length: word as u32,
+                lkey: (word >> 32) as u32,
+            }
+        })
+    }
+
+    /// Ends the oldest posted receive and publishes its completion.
+    #[inline]
+    pub(super) fn complete(&self, position: u32, outcome: Outcome) {
+        self.slots.at(position).finish(outcome, true);
+        self.done.store(position.wrapping_add(1), Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn harvest(&self, wcs: &mut [ibv_wc], qp_num: u32, src_qp: u32) -> usize {
+        let done = self.done.load(Ordering::Acquire);
+        let mut head = self.head.load(Ordering::Relaxed);
+        let mut filled = 0;
+        while head != done && filled < wcs.len() {
+            if let Some(wc) = self.slots.at(head).completion(qp_num, src_qp) {
+                wcs[filled] = wc;
+                filled += 1;
+            }
+            head = head.wrapping_add(1);
+        }
+        if filled > 0 {
+            self.head.store(head, Ordering::Release);
+        }
+        filled
+    }
+}
+
+/// A successful receive.
+pub(super) fn received(byte_len: u32, imm: Option<u32>) -> Outcome {
+    Outcome {
+        status: IBV_WC_SUCCESS,
+        opcode: IBV_WC_RECV,
+        byte_len,
+        imm,
+    }
+}

@@ -1,0 +1,494 @@
+//! The responder: takes the peer's messages from the ring, matches them with posted receives, and
+//! acknowledges them. It runs when the application polls the receive completion queue, when a
+//! receive is posted for a message that waits, when a sender of this process delivers, and in the
+//! service thread when a peer asks for it.
+
+use std::sync::atomic::Ordering;
+
+use super::super::epoch;
+use super::super::keys;
+use super::super::layout::{NAK_VALID, Target};
+use super::super::link::ring::{self, Kind, Record, Ring};
+use super::super::link::{Link, Via};
+use super::access::{self, Cursor, Direction, Place, Trouble};
+use super::queues::{Outcome, received};
+use super::{Guarded32, Guarded64, MAX_SGE, Qp, now_ns, requester, state};
+use crate::copy;
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_ERR,
+    IBV_QPS_RESET, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_qp_attr, ibv_recv_wr, ibv_sge, ibv_wc_status,
+};
+
+/// Messages taken under one hold of the lock.
+const BURST: usize = 64;
+/// The RNR retry count that stands for "without end".
+const RNR_FOREVER: u8 = 7;
+
+/// What the responder remembers of its connection; guarded by the receive lock.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Where the next record is in our ring, counted in units for ever.
+    ring_at: Guarded32,
+    /// Messages executed.
+    executed: Guarded32,
+    /// Since when the message at the front has found no receive, or 0.
+    not_ready_since: Guarded64,
+    unmappable: Guarded32,
+    /// Nonzero once a message was refused without an error of this side: nothing more is taken.
+    closed: Guarded32,
+    pub(super) src_qp: Guarded32,
+    /// Nanoseconds between two attempts of a sender that found no receive.
+    rnr_timer_ns: Guarded64,
+}
+
+impl State {
+    pub(super) fn reset(&self) {
+        for word in [
+            &self.ring_at,
+            &self.executed,
+            &self.unmappable,
+            &self.closed,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.not_ready_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes over what the attributes say about receiving.
+    pub(super) fn adopt(&self, attr: &ibv_qp_attr) {
+        let timer = state::rnr_timer(attr.min_rnr_timer).as_nanos() as u64;
+        self.rnr_timer_ns.store(timer, Ordering::Relaxed);
+    }
+
+    /// Whether a message waits for a receive.
+    pub(super) fn is_not_ready(&self) -> bool {
+        self.not_ready_since.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// How a message fared.
+enum Step {
+    /// Executed; the flags say what the requester wants to know.
+    Done,
+    /// No receive is posted for it.
+    NotReady,
+    /// Refused: what the requester is told.
+    Refused(ibv_wc_status),
+    /// The requester's arena must be mapped first, without the lock.
+    Map(u32),
+}
+
+impl Qp {
+    /// ibv_post_recv(3) on a chain.
+    ///
+    /// # Safety
+    ///
+    /// `wr` leads a valid chain of requests whose lists are readable.
+    pub(in crate::soft) unsafe fn post_recv(
+        &self,
+        mut wr: *mut ibv_recv_wr,
+    ) -> Result<(), (i32, *mut ibv_recv_wr)> {
+        if self.state() == IBV_QPS_RESET {
+            return Err((libc::EINVAL, wr));
+        }
+        let mut result = Ok(());
+        epoch::lock(&self.info().rq_epoch.0);
+        // SAFETY: the chain is valid by the caller's promise.
+        while let Some(request) = unsafe { wr.as_ref() } {
+            let num_sge = match u32::try_from(request.num_sge) {
+                Ok(n) if n <= self.cap.max_recv_sge => n,
+                _ => {
+                    result = Err((libc::EINVAL, wr));
+                    break;
+                }
+            };
+            let tail = self.rq.tail.load(Ordering::Relaxed);
+            if self.rq.is_full(tail) {
+                result = Err((libc::ENOMEM, wr));
+                break;
+            }
+            // SAFETY: the list has `num_sge` elements by the caller's promise.
+            let sges = unsafe { requester::list(request.sg_list, num_sge) };
+            self.rq.post(tail, request.wr_id, sges.iter().copied());
+            wr = request.next;
+        }
+        epoch::unlock(&self.info().rq_epoch.0);
+        if self.recv_can_progress() {
+            self.receive(true);
+        }
+        result
+    }
+
+    /// Whether a poll has anything to do for the receive side.
+    #[inline]
+    pub(super) fn recv_can_progress(&self) -> bool {
+        let at = self.responder.ring_at.load(Ordering::Relaxed);
+        let mailbox = self.mailbox();
+        let closed = || self.responder.closed.load(Ordering::Relaxed) != 0;
+        if Ring::of(mailbox).has(at) && !closed() {
+            return true;
+        }
+        if mailbox.fault.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
+            return true;
+        }
+        self.state() == IBV_QPS_ERR
+            && self.rq.done.load(Ordering::Relaxed) != self.rq.tail.load(Ordering::Relaxed)
+    }
+
+    /// Takes messages, and tells a sender of this process about it.
+    pub(super) fn receive(&self, notify: bool) {
+        if self.progress_recv(notify)
+            && let Some(link) = self.shared_link()
+            && matches!(link.via, Via::Local)
+            && let Some(sender) = self.process.qp(link.dest_qpn)
+            && sender.send_can_progress()
+        {
+            sender.progress_send();
+        }
+    }
+
+    /// Takes messages from the ring as far as it goes; returns whether any was answered. `notify`:
+    /// the caller is not a poll of the completion queue, so whoever sleeps on it must be woken.
+    pub(super) fn progress_recv(&self, notify: bool) -> bool {
+        let mut answered = false;
+        let mut solicited = false;
+        let before = self.rq.done.load(Ordering::Relaxed);
+        loop {
+            epoch::lock(&self.info().rq_epoch.0);
+            let was_connected = state::is_connected(self.state());
+            let map = self.take_messages(&mut answered, &mut solicited);
+            let failed = self.state() == IBV_QPS_ERR;
+            if failed {
+                self.flush_posted_recvs();
+                solicited = true;
+            }
+            epoch::unlock(&self.info().rq_epoch.0);
+            if failed && was_connected {
+                // The send queue fails with the receive queue.
+                self.progress_send();
+            }
+            let Some(arena) = map else { break };
+            if let Some(link) = self.shared_link()
+                && let Via::Shm(peer) = &link.via
+                && let Err(error) = peer.map_arena(&self.process, arena)
+            {
+                tracing::warn!(arena, %error, "cannot map memory of a peer");
+                self.responder.unmappable.store(arena, Ordering::Relaxed);
+            }
+        }
+        if notify && self.rq.done.load(Ordering::Relaxed) != before {
+            self.recv_cq.notify(solicited);
+        }
+        answered
+    }
+
+    /// The receive lock is held. Returns an arena to map before going on.
+    fn take_messages(&self, answered: &mut bool, solicited: &mut bool) -> Option<u32> {
+        if !state::is_connected(self.state()) {
+            return None;
+        }
+        // SAFETY: the receive lock is held.
+        let link = unsafe { self.link() }?;
+        let ring = Ring::of(self.mailbox());
+        let mut wants_completion = false;
+        let mut refused = None;
+        let mut map = None;
+        let mut taken = 0;
+        while taken < BURST && self.responder.closed.load(Ordering::Relaxed) == 0 {
+            let at = self.responder.ring_at.load(Ordering::Relaxed);
+            if !ring.has(at) {
+                break;
+            }
+            let Some(record) = ring.header(at) else {
+                tracing::error!(qpn = self.qpn, "the peer's ring holds no valid record");
+                refused = Some(IBV_WC_REM_INV_REQ_ERR);
+                break;
+            };
+            let next = at.wrapping_add(u32::from(record.units));
+            if record.kind == Kind::Skip {
+                self.responder.ring_at.store(next, Ordering::Relaxed);
+                continue;
+            }
+            match self.take(link, &ring, at, &record) {
+                Step::Done => {
+                    taken += 1;
+                    self.responder.not_ready_since.store(0, Ordering::Relaxed);
+                    self.responder.ring_at.store(next, Ordering::Relaxed);
+                    let executed = self.responder.executed.load(Ordering::Relaxed);
+                    self.responder
+                        .executed
+                        .store(executed.wrapping_add(1), Ordering::Relaxed);
+                    wants_completion |= record.flags & ring::SIGNALED != 0;
+                    *solicited |= record.flags & ring::SOLICITED != 0;
+                }
+                Step::NotReady => {
+                    if self.out_of_patience(&record) {
+                        // The requester fails; this side stays as it is, and takes no more of it.
+                        self.responder.closed.store(1, Ordering::Relaxed);
+                        self.responder.not_ready_since.store(0, Ordering::Relaxed);
+                        self.nak(link, IBV_WC_RNR_RETRY_EXC_ERR, answered);
+                    }
+                    break;
+                }
+                Step::Refused(status) => {
+                    refused = Some(status);
+                    break;
+                }
+                Step::Map(arena) => {
+                    map = Some(arena);
+                    break;
+                }
+            }
+        }
+        if taken > 0 {
+            *answered = true;
+            let executed = u64::from(self.responder.executed.load(Ordering::Relaxed));
+            let consumed = u64::from(self.responder.ring_at.load(Ordering::Relaxed));
+            link.mailbox()
+                .ack
+                .store(executed | consumed << 32, Ordering::Release);
+            if wants_completion && let Some(bell) = &link.send_bell {
+                bell.ring(false);
+            }
+        }
+        if let Some(status) = refused {
+            self.nak(link, status, answered);
+            self.enter_error();
+        } else if self.mailbox().fault.load(Ordering::Acquire) != 0 {
+            tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");
+            self.enter_error();
+        }
+        map
+    }
+
+    fn nak(&self, link: &Link, status: ibv_wc_status, answered: &mut bool) {
+        tracing::debug!(qpn = self.qpn, status, "refused a message");
+        link.mailbox()
+            .nak
+            .store(NAK_VALID | u64::from(status), Ordering::Release);
+        *answered = true;
+        if let Some(bell) = &link.send_bell {
+            bell.ring(true);
+        }
+        link.kick();
+    }
+
+    /// Whether a message has waited for a receive for as long as its requester retries.
+    fn out_of_patience(&self, record: &Record) -> bool {
+        if record.rnr_retry == RNR_FOREVER {
+            return false;
+        }
+        let since = self.responder.not_ready_since.load(Ordering::Relaxed);
+        let now = now_ns();
+        if since == 0 {
+            self.responder.not_ready_since.store(now, Ordering::Relaxed);
+            self.process.nudge_later();
+            return record.rnr_retry == 0;
+        }
+        let timer = self.responder.rnr_timer_ns.load(Ordering::Relaxed);
+        now.saturating_sub(since) >= timer.saturating_mul(u64::from(record.rnr_retry))
+    }
+
+    fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        match record.kind {
+            Kind::Skip => Step::Done,
+            Kind::Send => self.take_send(link, ring, at, record),
+            Kind::WriteImm => self.take_write_imm(link, ring, at, record),
+            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(link, ring, at, record),
+        }
+    }
+
+    fn take_send(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let position = self.rq.done.load(Ordering::Relaxed);
+        if position == self.rq.tail.load(Ordering::Relaxed) {
+            return Step::NotReady;
+        }
+        let buffers = self.rq.buffers(position);
+        let room: u64 = buffers.clone().map(|sge| u64::from(sge.length)).sum();
+        if u64::from(record.len) > room {
+            self.rq
+                .complete(position, Outcome::failed(IBV_WC_LOC_LEN_ERR));
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
+        match self.place(link, ring, at, record, buffers) {
+            Ok(()) => {
+                let imm = (record.flags & ring::WITH_IMM != 0).then_some(record.imm);
+                self.rq.complete(position, received(record.len, imm));
+                Step::Done
+            }
+            Err(Trouble::Unmapped(arena)) => Step::Map(arena),
+            Err(Trouble::Status(local)) => {
+                self.rq.complete(position, Outcome::failed(local));
+                Step::Refused(IBV_WC_REM_OP_ERR)
+            }
+        }
+    }
+
+    fn take_write_imm(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let position = self.rq.done.load(Ordering::Relaxed);
+        if position == self.rq.tail.load(Ordering::Relaxed) {
+            return Step::NotReady;
+        }
+        if record.len > 0 {
+            let access = IBV_ACCESS_REMOTE_WRITE;
+            if !self.grants(record.rkey, record.remote_addr, record.len as usize, access) {
+                return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+            }
+            let target = ibv_sge {
+                addr: record.remote_addr,
+                length: record.len,
+                lkey: record.rkey,
+            };
+            match self.place(link, ring, at, record, std::iter::once(target)) {
+                Ok(()) => {}
+                Err(Trouble::Unmapped(arena)) => return Step::Map(arena),
+                Err(Trouble::Status(_)) => return Step::Refused(IBV_WC_REM_OP_ERR),
+            }
+        }
+        let outcome = Outcome {
+            status: IBV_WC_SUCCESS,
+            opcode: IBV_WC_RECV_RDMA_WITH_IMM,
+            byte_len: record.len,
+            imm: Some(record.imm),
+        };
+        self.rq.complete(position, outcome);
+        Step::Done
+    }
+
+    /// An atomic on memory that the requester cannot map.
+    fn take_atomic(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        if !record.remote_addr.is_multiple_of(8) {
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
+        if !self.grants(record.rkey, record.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+            return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+        }
+        let operands: *const u64 = ring.payload(at).cast();
+        let word = record.remote_addr as usize as *mut u64;
+        // SAFETY: the operands lie in the ring, at a multiple of eight; the word was checked under
+        // the receive lock, which its deregistration waits for.
+        let found = unsafe {
+            let first = copy::load_u64(operands);
+            if record.kind == Kind::CompareSwap {
+                copy::compare_swap_u64(word, first, copy::load_u64(operands.wrapping_add(1)))
+            } else {
+                copy::fetch_add_u64(word, first)
+            }
+        };
+        link.mailbox().result.store(found, Ordering::Release);
+        Step::Done
+    }
+
+    /// Whether the peer may access a range of ours by rkey.
+    fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> bool {
+        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
+        target.allows(access)
+            && keys::lookup(&self.process.info().keys, rkey).is_some_and(|range| {
+                range
+                    .check(self.pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
+                    .is_ok()
+            })
+    }
+
+    /// Copies a message to our buffers: out of the ring, or out of the requester's memory.
+    fn place(
+        &self,
+        link: &Link,
+        ring: &Ring,
+        at: u32,
+        record: &Record,
+        buffers: impl Iterator<Item = ibv_sge> + Clone,
+    ) -> Result<(), Trouble> {
+        let keys = &self.process.info().keys;
+        let len = record.len as usize;
+        let writable = |buffers: &mut dyn Iterator<Item = ibv_sge>| {
+            let mut left = len;
+            buffers
+                .take_while(|sge| {
+                    let wanted = left > 0;
+                    left = left.saturating_sub(sge.length as usize);
+                    wanted
+                })
+                .try_for_each(|sge| {
+                    access::check_local(keys, self.pd, &sge, IBV_ACCESS_LOCAL_WRITE)
+                })
+        };
+        writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+        let mut list = Cursor::new(buffers.clone());
+        if record.flags & ring::FETCH == 0 {
+            let from = Place::Here(ring.payload(at));
+            // SAFETY: the record's payload lies in the ring; the buffers were checked under the
+            // receive lock, which is held.
+            return unsafe {
+                access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(()))
+            }
+            .map_err(Trouble::Status);
+        }
+        let mut sources = [ibv_sge::default(); MAX_SGE as usize];
+        let count = usize::from(record.num_sge).min(sources.len());
+        let bytes = count * size_of::<ibv_sge>();
+        // SAFETY: the record's units hold `num_sge` elements, checked when it was decoded; any bytes
+        // make an SGE.
+        unsafe { copy::read_shared(sources.as_mut_ptr().cast(), ring.payload(at), bytes) };
+        let pd = Target(link.info().responder.0.target.load(Ordering::SeqCst)).pd();
+        let mut left = len;
+        for source in &sources[..count] {
+            let piece = (source.length as usize).min(left);
+            if piece == 0 {
+                continue;
+            }
+            let reach = || access::resolve(link, pd, source.lkey, source.addr, piece, 0);
+            let place = match reach() {
+                Ok(place) => place,
+                Err(Trouble::Unmapped(arena))
+                    if self.responder.unmappable.load(Ordering::Relaxed) != arena =>
+                {
+                    return Err(Trouble::Unmapped(arena));
+                }
+                Err(_) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+            };
+            let renew = || {
+                epoch::renew(&self.info().rq_epoch.0);
+                writable(&mut buffers.clone())?;
+                reach().map(|_| ()).map_err(|_| IBV_WC_LOC_QP_OP_ERR)
+            };
+            // SAFETY: both sides were checked under the receive lock, which is held.
+            unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) }
+                .map_err(|_| Trouble::Status(IBV_WC_LOC_QP_OP_ERR))?;
+            left -= piece;
+        }
+        if left == 0 {
+            Ok(())
+        } else {
+            Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR))
+        }
+    }
+
+    /// Ends posted receives after the queue pair has failed, and wakes who waits for them.
+    pub(super) fn flush_recvs(&self) {
+        epoch::lock(&self.info().rq_epoch.0);
+        let flushed = self.flush_posted_recvs();
+        epoch::unlock(&self.info().rq_epoch.0);
+        if flushed {
+            self.recv_cq.notify(true);
+        }
+    }
+
+    /// The receive lock is held.
+    fn flush_posted_recvs(&self) -> bool {
+        if self.state() != IBV_QPS_ERR {
+            return false;
+        }
+        let tail = self.rq.tail.load(Ordering::Relaxed);
+        let mut position = self.rq.done.load(Ordering::Relaxed);
+        let any = position != tail;
+        while position != tail {
+            self.rq
+                .complete(position, Outcome::failed(IBV_WC_WR_FLUSH_ERR));
+            position = position.wrapping_add(1);
+        }
+        any
+    }
+}
