@@ -7,7 +7,7 @@ use crate::{
     ProtectionDomain,
     error::{check, log_destroy},
     ffi::{ibv_context, ibv_device_attr, ibv_gid, ibv_port_attr},
-    provider::Provider,
+    provider::{Provider, routable_gids},
 };
 
 /// The environment variable that overrides which entry of the GID table is used.
@@ -126,6 +126,7 @@ impl Context {
 
     /// The address to use on a port, with its index: the index in the environment variable
     /// `VERBS_GID_INDEX`, else the first IPv4-mapped address, else the first that is not zero.
+    /// RoCE v1 addresses of real devices are passed over where the device tells.
     ///
     /// # Errors
     /// [`DeviceError::NoGid`] if there is none, [`DeviceError::Query`] if asking failed.
@@ -141,22 +142,27 @@ impl Context {
                 .ok_or_else(none)?;
             return Ok((index, self.query_gid(port, index.into())?));
         }
-        let len = self.query_port(port)?.gid_tbl_len.clamp(0, 256);
-        let table = (0..=u8::MAX).take(usize::try_from(len).unwrap_or(0));
-        let mut first = None;
-        for index in table {
-            // Tables have holes, which some devices report as errors.
-            let Ok(gid) = self.query_gid(port, index.into()) else {
-                continue;
-            };
-            if gid.is_ipv4_mapped() {
-                return Ok((index, gid));
-            }
-            if first.is_none() && !gid.is_zero() {
-                first = Some((index, gid));
-            }
-        }
-        first.ok_or_else(none)
+        let entries = match port {
+            1 => routable_gids(self.device()),
+            _ => None,
+        };
+        let entries = match entries {
+            Some(entries) => entries,
+            None => self.gid_table(port)?,
+        };
+        let mapped = entries.iter().find(|(_, gid)| gid.is_ipv4_mapped());
+        mapped
+            .or_else(|| entries.iter().find(|(_, gid)| !gid.is_zero()))
+            .copied()
+            .ok_or_else(none)
+    }
+
+    /// The first 256 entries of a port's table. Tables have holes, which some devices report as
+    /// errors: those are left out.
+    fn gid_table(&self, port: u8) -> Result<Vec<(u8, Gid)>, DeviceError> {
+        let len = usize::try_from(self.query_port(port)?.gid_tbl_len).unwrap_or(0);
+        let entry = |index: u8| Some((index, self.query_gid(port, index.into()).ok()?));
+        Ok((0..=u8::MAX).take(len).filter_map(entry).collect())
     }
 
     /// Makes a protection domain; ibv_alloc_pd(3).

@@ -17,6 +17,8 @@ mod mr;
 mod pd;
 mod provider;
 mod qp;
+#[cfg(feature = "rdma-core")]
+mod rdma_core;
 #[cfg(test)]
 mod tests;
 mod work;

@@ -85,4 +85,18 @@ pub(crate) struct Provider {
 }
 
 /// Every provider of this build, real devices first.
-pub(crate) static PROVIDERS: &[&Provider] = &[&crate::soft::PROVIDER];
+pub(crate) static PROVIDERS: &[&Provider] = &[
+    #[cfg(feature = "rdma-core")]
+    &crate::rdma_core::PROVIDER,
+    &crate::soft::PROVIDER,
+];
+
+/// The addresses of port 1 of a real device that can be routed to, if that is known.
+pub(crate) fn routable_gids(device: &crate::Device) -> Option<Vec<(u8, crate::Gid)>> {
+    #[cfg(feature = "rdma-core")]
+    if !device.is_software() {
+        return crate::rdma_core::routable_gids(&device.name());
+    }
+    let _ = device;
+    None
+}
