@@ -1,1 +1,27 @@
-//! Work in progress.
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod barrier;
+mod buffer;
+mod class;
+mod device;
+mod engine;
+mod error;
+mod free_list;
+mod grow;
+mod local;
+mod pool;
+mod raw;
+mod segmented;
+mod shard;
+mod source;
+mod space;
+mod stats;
+mod sync;
+#[cfg(test)]
+mod tests;
+
+pub use buffer::{Buffer, Kind, Private, Shared};
+pub use error::{BuildError, PoolError, RangeError};
+pub use pool::{AtCeiling, Pool, PoolBuilder};
+pub use stats::{ClassStats, Stats};

@@ -26,7 +26,7 @@ pub trait View: Archive<Archived: Portable + for<'a> CheckBytes<Decoder<'a>>> {}
 impl<T: Archive<Archived: Portable + for<'a> CheckBytes<Decoder<'a>>>> View for T {}
 
 /// Longest text kept of a reason, in bytes.
-const TEXT_LEN: usize = 120;
+const TEXT_LEN: usize = 79;
 
 /// Why rkyv refused, as text in a fixed array: making one allocates nothing, so a peer that sends rubbish costs no
 /// memory.
@@ -37,7 +37,7 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// What rkyv said, cut to 120 bytes.
+    /// What rkyv said, cut to 79 bytes.
     pub fn as_str(&self) -> &str {
         self.text
             .get(..usize::from(self.len))

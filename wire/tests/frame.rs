@@ -298,7 +298,7 @@ fn an_archive_out_of_alignment_is_an_error() {
         moved.0[shift..shift + len].copy_from_slice(&slot.0[..len]);
         let frame = Frame::parse(&moved.0[shift..shift + len]).unwrap();
         let error = view::<Put>(&frame).err().unwrap();
-        assert!(error.to_string().contains("align"), "{error}");
+        assert!(error.cause.as_str().contains("align"), "{}", error.cause);
     }
 }
 
