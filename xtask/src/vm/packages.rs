@@ -36,6 +36,7 @@ const RIG: &[Package] = &[
 /// What the feature `rdma-core` needs to build.
 const BUILD: &[Package] = &[
     package("cmake", "builds rdma-core"),
+    package("make", "builds rdma-core"),
     package("pkg-config", "finds libraries"),
     package("libclang-dev", "reads C headers"),
     package("libnl-3-dev", "a library of rdma-core"),
