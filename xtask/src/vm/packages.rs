@@ -27,6 +27,7 @@ const RIG: &[Package] = &[
         instead: &["busybox"],
         why: "the guest's first file system",
     },
+    package("file", "tells the launcher the version of a kernel"),
     package("iproute2", "creates the device in the guest"),
     package("libibverbs1", "opens the device"),
     package("ibverbs-providers", "libibverbs' driver for the device"),
