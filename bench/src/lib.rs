@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod device;
 pub mod format;
 pub mod limit;
 pub mod machine;

@@ -1,13 +1,14 @@
 //! The end-to-end benchmark of the store.
 #![forbid(unsafe_code)]
 
+use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use bench::run::{Options, run, write};
-use bench::{client, server, table};
+use bench::run::{Extent, Options, run, write};
+use bench::{client, device, server, table};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvstore::{ClientConfig, Memory, ServerConfig};
 use verbs_sys::find_device;
@@ -30,6 +31,9 @@ enum Command {
     /// A client that `run` drives through standard input and output.
     #[command(hide = true)]
     Client(Role),
+    /// Memory that `run` reads and writes with the device alone.
+    #[command(hide = true)]
+    Target(Target),
 }
 
 #[derive(Args)]
@@ -44,6 +48,12 @@ struct Run {
     /// one, else the software device.
     #[arg(long)]
     device: Option<String>,
+}
+
+#[derive(Args)]
+struct Target {
+    #[arg(long)]
+    device: String,
 }
 
 #[derive(Args)]
@@ -102,9 +112,10 @@ impl Run {
             .with_context(|| format!("cannot make the directory {}", self.out.display()))?;
         let device = find_device(self.device.as_deref())?;
         let report = run(&Options {
-            quick: self.quick,
+            program: env::current_exe().context("cannot find this program's own file")?,
             device: device.name(),
             software: device.is_software(),
+            extent: Extent::new(self.quick, device.is_software()),
         })?;
         write(&report, &self.out)?;
         println!("{}", table::render(&report));
@@ -121,6 +132,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run.run(),
         Command::Server(role) => server::serve(&role.server()),
         Command::Client(role) => client::run(role.client()),
+        Command::Target(target) => device::target(&target.device),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@
 //! A worker answers each line with one line and ends when its input does.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,36 +27,23 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this program as `arguments` say, with `environment` added; `name` is for messages.
+    /// Starts `program` with `arguments` and with `environment` added; `name` is for messages.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(
+        program: &Path,
         name: &str,
         arguments: impl IntoIterator<Item = String>,
         environment: &[(&str, String)],
     ) -> Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        Self::start_program(name, Command::new(program), arguments, environment)
-    }
-
-    /// As [`Worker::start`], of another program that has the same roles.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start_program(
-        name: &str,
-        mut command: Command,
-        arguments: impl IntoIterator<Item = String>,
-        environment: &[(&str, String)],
-    ) -> Result<Self> {
-        let mut child = command
+        let mut child = Command::new(program)
             .args(arguments)
             .envs(environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {name}"))?;
+            .with_context(|| format!("cannot start {name} ({})", program.display()))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("{name} has no standard input or output");
         };
@@ -183,9 +171,8 @@ mod tests {
 
     /// A worker that is a shell script.
     fn script(text: &str) -> Worker {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", text]);
-        Worker::start_program("script", shell, [], &[]).unwrap()
+        let arguments = ["-c", text].map(str::to_owned);
+        Worker::start(Path::new("/bin/sh"), "script", arguments, &[]).unwrap()
     }
 
     #[test]

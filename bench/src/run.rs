@@ -4,19 +4,20 @@
 //! so the rounds visit every mode and the limit for one size and operation before the next, and a
 //! ratio is the median over the rounds of ratios within one round.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::client::{self, Counters};
+use crate::device::{self, Initiator};
 use crate::limit::Copies;
 use crate::machine::Machine;
 use crate::measure::{Budget, Operation, Slice, measure, put_all};
 use crate::process::Worker;
 use crate::report::{
-    Device, Limit, Measured, Mode, Report, Row, Variant, Wait, founding, legend, ratio,
+    Device, Limit, Measured, Mode, OneSided, Report, Row, Variant, Wait, founding, legend, ratio,
 };
 use crate::server;
 use crate::workload::{SIZES, Workload};
@@ -27,35 +28,47 @@ const REGISTRATION_COST: &str = "VERBS_SOFT_REGISTRATION_COST";
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Fewer rounds and shorter measurements.
-    pub quick: bool,
+    /// The file of this program, which has the roles of servers, clients and targets.
+    pub program: PathBuf,
     /// Name of the device.
     pub device: String,
     /// Whether it is the software device in user space.
     pub software: bool,
+    /// How much.
+    pub extent: Extent,
 }
 
-/// How much of it.
+/// How much to measure.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
-    rounds: usize,
-    warm_up: Budget,
-    budget: Budget,
-    /// Bytes of the values of one size, within `keys`.
-    working_set: usize,
+pub struct Extent {
+    /// Whether this is a short run.
+    pub quick: bool,
+    /// Measurements of each figure.
+    pub rounds: usize,
+    /// Before each measurement.
+    pub warm_up: Budget,
+    /// One measurement.
+    pub budget: Budget,
+    /// The measurement of the device alone.
+    pub device: Duration,
+    /// Bytes of the values of one size, as long as `most_keys` allows.
+    pub working_set: usize,
     /// Most keys of one size.
-    most_keys: usize,
+    pub most_keys: usize,
 }
 
 impl Extent {
-    /// Sized by time alone: a device in an emulated machine is a thousand times slower.
-    fn of(options: &Options) -> Self {
+    /// Sized by time alone: a device in an emulated machine is a thousand times slower than the
+    /// software device.
+    pub fn new(quick: bool, software: bool) -> Self {
         let budget = |timed, wall| Budget {
             timed: Duration::from_millis(timed),
             wall: Duration::from_millis(wall),
         };
-        match (options.quick, options.software) {
+        match (quick, software) {
             (true, true) => Self {
+                quick,
+                device: Duration::from_millis(500),
                 rounds: 3,
                 warm_up: budget(5, 20),
                 budget: budget(40, 160),
@@ -63,6 +76,8 @@ impl Extent {
                 most_keys: 4096,
             },
             (false, true) => Self {
+                quick,
+                device: Duration::from_secs(2),
                 rounds: 7,
                 warm_up: budget(10, 40),
                 budget: budget(120, 480),
@@ -70,6 +85,8 @@ impl Extent {
                 most_keys: 4096,
             },
             (true, false) => Self {
+                quick,
+                device: Duration::from_millis(500),
                 rounds: 3,
                 warm_up: budget(60, 120),
                 budget: budget(400, 800),
@@ -77,6 +94,8 @@ impl Extent {
                 most_keys: 256,
             },
             (false, false) => Self {
+                quick,
+                device: Duration::from_secs(2),
                 rounds: 5,
                 warm_up: budget(60, 240),
                 budget: budget(500, 1000),
@@ -99,7 +118,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn start(variant: Variant, device: &str) -> Result<Self> {
+    fn start(variant: Variant, options: &Options) -> Result<Self> {
         let environment = match variant.mode {
             Mode::RegisterPerOpModelled => vec![(REGISTRATION_COST, "published".to_owned())],
             Mode::RegisterPerOp | Mode::Pooled => Vec::new(),
@@ -112,7 +131,7 @@ impl Pair {
             [
                 role,
                 "--device",
-                device,
+                &options.device,
                 "--wait",
                 wait.name(),
                 "--memory",
@@ -121,9 +140,14 @@ impl Pair {
             .map(str::to_owned)
         };
         let name = |side| format!("{side} ({}, {})", variant.mode.name(), variant.wait.name());
-        let mut server =
-            Worker::start(&name("server"), role("server", variant.wait), &environment)?;
+        let mut server = Worker::start(
+            &options.program,
+            &name("server"),
+            role("server", variant.wait),
+            &environment,
+        )?;
         let mut client = Worker::start(
+            &options.program,
             &name("client"),
             role("client", variant.client_wait),
             &environment,
@@ -223,12 +247,13 @@ struct Cell {
     limits: Vec<Slice>,
 }
 
-/// Runs everything and returns the report, with nothing in [`Report::device`] but its names.
+/// Runs everything and returns the report.
 ///
 /// # Errors
 /// A process cannot be started, an operation failed, or a value got is wrong.
 pub fn run(options: &Options) -> Result<Report> {
-    let extent = Extent::of(options);
+    let extent = &options.extent;
+    let one_sided = one_sided(options)?;
     let variants = variants(options.software);
     let steps = variants.len() * (1 + SIZES.len() * Operation::ALL.len() * extent.rounds);
     let progress = progress(steps as u64);
@@ -236,14 +261,14 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut pairs = Vec::new();
     for variant in variants {
         progress.set_message(format!("starting {}", variant.mode.name()));
-        let mut pair = Pair::start(variant, &options.device)?;
+        let mut pair = Pair::start(variant, options)?;
         for size in SIZES {
             pair.put_all(&extent.workload(size))?;
         }
         pairs.push(pair);
         progress.inc(1);
     }
-    let cells = rounds(&mut pairs, &extent, &progress)?;
+    let cells = rounds(&mut pairs, extent, &progress)?;
     progress.set_message("checking what is stored");
     let variants: Vec<Variant> = pairs.iter().map(|pair| pair.variant).collect();
     for mut pair in pairs {
@@ -256,14 +281,14 @@ pub fn run(options: &Options) -> Result<Report> {
 
     Ok(Report {
         legend: legend(),
-        quick: options.quick,
+        quick: extent.quick,
         rounds: extent.rounds,
         machine: Machine::describe(),
         device: Device {
             name: options.device.clone(),
             link: link(options.software).to_owned(),
             software: options.software,
-            one_sided: Vec::new(),
+            one_sided,
         },
         results: rows(&options.device, &variants, &cells),
         limits: cells
@@ -273,6 +298,14 @@ pub fn run(options: &Options) -> Result<Report> {
             .collect(),
         founding: founding(),
     })
+}
+
+/// The device alone, with a target in another process.
+fn one_sided(options: &Options) -> Result<Vec<OneSided>> {
+    let arguments = ["target", "--device", &options.device].map(str::to_owned);
+    let target = Worker::start(&options.program, "target", arguments, &[])?;
+    let mut initiator = Initiator::connect(&options.device, target)?;
+    device::one_sided(&mut initiator, 8, options.extent.device)
 }
 
 /// How a server and a client on this host reach each other.
@@ -417,4 +450,82 @@ pub fn write(report: &Report, directory: &Path) -> Result<()> {
 fn finish(part: &Path, whole: &Path) -> Result<()> {
     std::fs::rename(part, whole)
         .with_context(|| format!("cannot rename {} to {}", part.display(), whole.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(operations: u64) -> Slice {
+        Slice {
+            operations,
+            timed: Duration::from_secs(1),
+            cpu: Duration::from_secs(1),
+            all_operations: operations,
+            wall: Duration::from_secs(2),
+            p50_us: 1.0,
+            p99_us: 2.0,
+        }
+    }
+
+    fn cell(size: usize, operation: Operation, rates: &[u64]) -> Cell {
+        let measured = |rate: &u64| Measured {
+            slice: slice(*rate),
+            server_cpu_s: 0.0,
+            registrations: 0,
+            one_sided: None,
+        };
+        Cell {
+            operation,
+            workload: Workload::new(size, 8),
+            rounds: rates.iter().map(|rate| vec![measured(rate)]).collect(),
+            limits: vec![slice(1000)],
+        }
+    }
+
+    #[test]
+    fn rows_are_compared_with_their_own_way_of_waiting() {
+        let variants = variants(true);
+        assert_eq!(variants.len(), 5);
+        // Polling: 100 and 400; asleep: 50 and 100; modelled: 2.
+        let cells = [
+            cell(128, Operation::Put, &[100, 400, 50, 100, 2]),
+            cell(4096, Operation::Put, &[100, 400, 50, 100, 2]),
+            cell(128, Operation::Get, &[100, 400, 50, 100, 2]),
+        ];
+        let rows = rows("soft0", &variants, &cells);
+        assert_eq!(rows.len(), 15);
+        let ratios = |wait: Wait, mode: Mode| {
+            let row = rows.iter().find(|row| row.wait == wait && row.mode == mode);
+            row.map(|row| (row.vs_register_per_op, row.vs_limit, row.vs_modelled))
+        };
+        assert_eq!(
+            ratios(Wait::Poll, Mode::Pooled),
+            Some((Some(4.0), Some(0.4), Some(200.0)))
+        );
+        assert_eq!(
+            ratios(Wait::Event, Mode::Pooled),
+            Some((Some(2.0), Some(0.1), None))
+        );
+        assert_eq!(
+            ratios(Wait::Poll, Mode::RegisterPerOp),
+            Some((Some(1.0), Some(0.1), None))
+        );
+        let order: Vec<_> = rows
+            .iter()
+            .map(|row| (row.wait, row.op, row.size))
+            .collect();
+        assert_eq!(order[0], (Wait::Poll, Operation::Put, 128));
+        assert_eq!(order[3], (Wait::Poll, Operation::Put, 4096));
+        assert_eq!(order[14], (Wait::Event, Operation::Get, 128));
+    }
+
+    #[test]
+    fn a_device_that_is_not_ours_has_no_modelled_rows() {
+        assert!(
+            variants(false)
+                .iter()
+                .all(|variant| variant.mode != Mode::RegisterPerOpModelled)
+        );
+    }
 }

@@ -1,4 +1,4 @@
-#![doc = include_str!("../README.md")]
+//! Zero-copy messages in registered memory, and the connections that carry them.
 #![forbid(unsafe_code)]
 
 mod archive;
