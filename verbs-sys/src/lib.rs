@@ -1,4 +1,4 @@
-//! RDMA verbs in user space.
+#![doc = include_str!("../README.md")]
 
 pub mod copy;
 pub mod ffi;

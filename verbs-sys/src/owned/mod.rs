@@ -21,7 +21,7 @@ pub use self::{
     error::{PostError, Rejected},
     queue_pair::OwnedQueuePair,
 };
-use crate::{Sge, WcStatus};
+use crate::{MemoryRegion, Sge, WcStatus};
 
 /// A buffer in registered memory.
 ///
@@ -33,6 +33,22 @@ use crate::{Sge, WcStatus};
 pub unsafe trait Registered: Send {
     /// Address, length and local key of the whole buffer.
     fn sge(&self) -> Sge;
+}
+
+// SAFETY: the range is fixed; it is valid for as long as the region lives, by the device's memory that
+// it keeps or by the contract of `ProtectionDomain::reg_mr`, either of which also says that no one
+// counts on the bytes while the device is at work on them.
+unsafe impl Registered for MemoryRegion {
+    /// The whole region, or its first 4,294,967,295 bytes.
+    #[inline]
+    fn sge(&self) -> Sge {
+        let length = u32::try_from(self.len()).unwrap_or(u32::MAX);
+        Sge {
+            addr: self.addr(),
+            length,
+            lkey: self.lkey(),
+        }
+    }
 }
 
 /// What a request was.

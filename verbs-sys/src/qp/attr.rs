@@ -128,7 +128,6 @@ bitflags::bitflags! {
         const DEST_QPN = ffi::IBV_QP_DEST_QPN;
         /// `rate_limit`.
         const RATE_LIMIT = ffi::IBV_QP_RATE_LIMIT;
-        const _ = !0;
     }
 }
 
