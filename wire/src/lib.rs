@@ -1,4 +1,4 @@
-//! Zero-copy messages in registered memory, and the connections that carry them.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod archive;

@@ -76,7 +76,7 @@ impl Test {
                 "loom: every schedule of the free lists",
                 cmd!(
                     sh,
-                    "cargo test --locked --release --package mr-pool --tests --target-dir {target} loom"
+                    "cargo test --locked --release --package mr-pool --lib --target-dir {target}"
                 )
                 .env("RUSTFLAGS", "--cfg loom"),
             ));

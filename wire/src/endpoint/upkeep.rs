@@ -57,7 +57,7 @@ impl Endpoint {
     }
 
     /// The next event, waiting for it at most `timeout`; `None` where none came, or where the endpoint was
-    /// [woken](Waker::wake).
+    /// [woken](crate::Waker::wake).
     ///
     /// # Errors
     ///

@@ -27,6 +27,7 @@ const RIG: &[Package] = &[
         instead: &["busybox"],
         why: "the guest's first file system",
     },
+    package("file", "tells the launcher the version of a kernel"),
     package("iproute2", "creates the device in the guest"),
     package("libibverbs1", "opens the device"),
     package("ibverbs-providers", "libibverbs' driver for the device"),
@@ -36,6 +37,7 @@ const RIG: &[Package] = &[
 /// What the feature `rdma-core` needs to build.
 const BUILD: &[Package] = &[
     package("cmake", "builds rdma-core"),
+    package("make", "builds rdma-core"),
     package("pkg-config", "finds libraries"),
     package("libclang-dev", "reads C headers"),
     package("libnl-3-dev", "a library of rdma-core"),

@@ -8,9 +8,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::layout::{QpMailbox, RING_BYTES};
 use crate::copy;
 use crate::ffi::ibv_sge;
+use crate::soft::layout::{QpMailbox, RING_BYTES};
 
 pub(in crate::soft) const UNIT: usize = 64;
 /// Units of a ring.

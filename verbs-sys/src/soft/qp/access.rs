@@ -2,14 +2,14 @@
 
 use rustix::io::Errno;
 
-use super::super::keys;
-use super::super::layout::{KeyEntry, MAX_KEYS};
-use super::super::link::{Link, Via};
 use crate::copy;
 use crate::ffi::{
     IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge,
     ibv_wc_status,
 };
+use crate::soft::keys;
+use crate::soft::layout::{KeyEntry, MAX_KEYS};
+use crate::soft::link::{Link, Via};
 
 /// Bytes copied between two looks at the epoch: deregistration waits no longer than this takes.
 const CHUNK: usize = 1 << 20;

@@ -5,9 +5,6 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::epoch;
-use super::super::layout::Readiness;
-use super::super::link::ring::Ring;
 use super::{Control, MAX_RD_ATOMIC, Qp, state};
 use crate::ffi::{
     IBV_MTU_4096, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_DEST_QPN,
@@ -16,6 +13,9 @@ use crate::ffi::{
     IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
     IBV_QPT_RC, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_state,
 };
+use crate::soft::epoch;
+use crate::soft::layout::Readiness;
+use crate::soft::link::ring::Ring;
 
 impl Qp {
     /// Changes state and attributes together, or nothing.

@@ -5,11 +5,6 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::epoch;
-use super::super::keys;
-use super::super::layout::{NAK_VALID, Target};
-use super::super::link::ring::{self, Kind, Record, Ring};
-use super::super::link::{Link, Via};
 use super::access::{self, Cursor, Direction, Place, Trouble};
 use super::queues::{Outcome, received};
 use super::{Guarded32, Guarded64, MAX_SGE, Qp, now_ns, requester, state};
@@ -20,6 +15,11 @@ use crate::ffi::{
     IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
     IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_qp_attr, ibv_recv_wr, ibv_sge, ibv_wc_status,
 };
+use crate::soft::epoch;
+use crate::soft::keys;
+use crate::soft::layout::{NAK_VALID, Target};
+use crate::soft::link::ring::{self, Kind, Record, Ring};
+use crate::soft::link::{Link, Via};
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;

@@ -1,0 +1,247 @@
+//! Executing one request: what it may do, and the copy or atomic that it is.
+
+use std::sync::atomic::Ordering;
+
+use super::super::access::{self, Cursor, Direction, Place, Trouble};
+use super::super::{MAX_MESSAGE, Qp, now_ns};
+use super::{Bell, Request, Step, success, total};
+use crate::copy;
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, IBV_SEND_INLINE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_ACCESS_ERR,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_sge, ibv_wc_status,
+};
+use crate::soft::epoch;
+use crate::soft::layout::{Readiness, Target};
+use crate::soft::link::ring::Kind;
+use crate::soft::link::{Link, Via};
+
+impl Qp {
+    pub(super) fn execute(&self, position: u32, request: &Request<'_>, bell: &mut Bell) -> Step {
+        // SAFETY: the send lock is held.
+        let Some(link) = (unsafe { self.link() }) else {
+            return Step::Failed(IBV_WC_RETRY_EXC_ERR);
+        };
+        let idle = self.sq.done.load(Ordering::Relaxed) == position;
+        let one_sided = !matches!(
+            request.opcode,
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM
+        );
+        // A one-sided request must not overtake a message, nor anything a remote atomic.
+        if !idle && (one_sided || self.requester.atomic.load(Ordering::Relaxed) != 0) {
+            return Step::Wait;
+        }
+        let len = total(request.sges);
+        if len > MAX_MESSAGE {
+            return Step::Failed(IBV_WC_LOC_LEN_ERR);
+        }
+        let access = if matches!(request.opcode, IBV_WR_RDMA_WRITE) || !one_sided {
+            0
+        } else {
+            IBV_ACCESS_LOCAL_WRITE
+        };
+        if let Err(status) = self.check_lists(request, access) {
+            return Step::Failed(status);
+        }
+        let target = match self.target(link) {
+            Ok(target) => target,
+            Err(step) => return step,
+        };
+        let done = match request.opcode {
+            IBV_WR_RDMA_WRITE => self.rdma(link, target, request, len as usize, Direction::ToPeer),
+            IBV_WR_RDMA_READ => self.rdma(link, target, request, len as usize, Direction::FromPeer),
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                self.atomic(link, target, request, len)
+            }
+            _ => self.message(link, request, len as usize),
+        };
+        if let Step::Sent(_) = done {
+            bell.local = matches!(link.via, Via::Local);
+        }
+        done
+    }
+
+    /// Checks the local side of a request.
+    #[inline]
+    fn check_lists(&self, request: &Request<'_>, access: u32) -> Result<(), ibv_wc_status> {
+        if request.is(IBV_SEND_INLINE) {
+            return Ok(());
+        }
+        let keys = &self.process.info().keys;
+        request
+            .sges
+            .iter()
+            .try_for_each(|sge| access::check_local(keys, self.pd, sge, access))
+    }
+
+    /// What the peer accepts now; otherwise whether to wait for it.
+    #[inline]
+    fn target(&self, link: &Link) -> Result<Target, Step> {
+        let responder = &link.info().responder.0;
+        let target = Target(responder.target.load(Ordering::SeqCst));
+        let known = link.generation.load(Ordering::Relaxed);
+        if target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn {
+            if known == target.generation() {
+                return Ok(target);
+            }
+            let psn = responder.rq_psn.load(Ordering::Relaxed);
+            if known == Link::UNKNOWN && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
+                link.generation
+                    .store(target.generation(), Ordering::Relaxed);
+                self.requester.waiting_since.store(0, Ordering::Relaxed);
+                return Ok(target);
+            }
+        }
+        Err(self.not_ready(link, target, known))
+    }
+
+    /// A peer that is not ready is asked again until the QP's time-out and retries are used up, as a
+    /// requester whose packets nobody answers does; one that can never become ready fails at once.
+    #[cold]
+    fn not_ready(&self, link: &Link, target: Target, known: u32) -> Step {
+        let lost = known != Link::UNKNOWN || target.readiness() == Readiness::Gone;
+        if lost || link.is_dead() {
+            return Step::Failed(IBV_WC_RETRY_EXC_ERR);
+        }
+        let since = self.requester.waiting_since.load(Ordering::Relaxed);
+        let patience = self.requester.patience_ns.load(Ordering::Relaxed);
+        let now = now_ns();
+        if since == 0 {
+            self.requester.waiting_since.store(now, Ordering::Relaxed);
+        } else if patience != 0 && now.saturating_sub(since) > patience {
+            return Step::Failed(IBV_WC_RETRY_EXC_ERR);
+        }
+        Step::Wait
+    }
+
+    /// RDMA WRITE and READ.
+    #[inline]
+    fn rdma(
+        &self,
+        link: &Link,
+        target: Target,
+        request: &Request<'_>,
+        len: usize,
+        direction: Direction,
+    ) -> Step {
+        let (opcode, access, local_access) = match direction {
+            Direction::ToPeer => (IBV_WC_RDMA_WRITE, IBV_ACCESS_REMOTE_WRITE, 0),
+            Direction::FromPeer => (
+                IBV_WC_RDMA_READ,
+                IBV_ACCESS_REMOTE_READ,
+                IBV_ACCESS_LOCAL_WRITE,
+            ),
+        };
+        if len == 0 {
+            return Step::Done(success(opcode, 0));
+        }
+        let check = |target: Target| -> Result<Place, Trouble> {
+            if !target.allows(access) {
+                return Err(Trouble::Status(IBV_WC_REM_ACCESS_ERR));
+            }
+            access::resolve(
+                link,
+                target.pd(),
+                request.rkey,
+                request.remote_addr,
+                len,
+                access,
+            )
+        };
+        let place = match check(target) {
+            Ok(place) => place,
+            Err(trouble) => return self.trouble(trouble),
+        };
+        let renew = || {
+            epoch::renew(&self.info().sq_epoch.0);
+            self.check_lists(request, local_access)?;
+            let target = self.target(link).map_err(|_| IBV_WC_RETRY_EXC_ERR)?;
+            match check(target) {
+                Ok(_) => Ok(()),
+                Err(Trouble::Status(status)) => Err(status),
+                Err(Trouble::Unmapped(_)) => Err(IBV_WC_REM_OP_ERR),
+            }
+        };
+        let mut list = Cursor::new(request.sges.iter().copied());
+        // SAFETY: both sides were checked under the send lock, which is held; inline data is readable
+        // by the contract of post_send.
+        match unsafe { access::transfer(direction, place, &mut list, len, renew) } {
+            Ok(()) => Step::Done(success(opcode, len as u32)),
+            Err(status) => Step::Failed(status),
+        }
+    }
+
+    fn atomic(&self, link: &Link, target: Target, request: &Request<'_>, len: u64) -> Step {
+        if len != 8 {
+            return Step::Failed(IBV_WC_LOC_LEN_ERR);
+        }
+        if !request.remote_addr.is_multiple_of(8) {
+            return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
+        }
+        if !target.allows(IBV_ACCESS_REMOTE_ATOMIC) {
+            return Step::Failed(IBV_WC_REM_ACCESS_ERR);
+        }
+        let (addr, rkey) = (request.remote_addr, request.rkey);
+        let swaps = request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+        match access::resolve(link, target.pd(), rkey, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+            Ok(Place::Here(word)) => {
+                // SAFETY: eight aligned bytes, checked under the send lock.
+                let found = unsafe {
+                    if swaps {
+                        copy::compare_swap_u64(word.cast(), request.compare_add, request.swap)
+                    } else {
+                        copy::fetch_add_u64(word.cast(), request.compare_add)
+                    }
+                };
+                self.deliver_atomic(request.sges, found);
+                let opcode = if swaps {
+                    IBV_WC_COMP_SWAP
+                } else {
+                    IBV_WC_FETCH_ADD
+                };
+                Step::Done(success(opcode, 8))
+            }
+            // Memory that cannot be mapped: its owner runs the operation.
+            Ok(Place::There { .. }) | Err(Trouble::Status(IBV_WC_REM_OP_ERR)) => {
+                let kind = if swaps {
+                    Kind::CompareSwap
+                } else {
+                    Kind::FetchAdd
+                };
+                let step = self.send_record(link, request, kind, 16, 0, |ring, at| {
+                    let words = [request.compare_add, request.swap];
+                    // SAFETY: the record was reserved for these sixteen bytes.
+                    unsafe { ring.write(at, 0, words.as_ptr().cast(), 16) };
+                });
+                if let Step::Sent(_) = step {
+                    self.requester.atomic.store(1, Ordering::Relaxed);
+                }
+                step
+            }
+            Err(trouble) => self.trouble(trouble),
+        }
+    }
+
+    /// Writes what an atomic found into the request's buffer.
+    pub(super) fn deliver_atomic(&self, sges: &[ibv_sge], found: u64) {
+        let mut list = Cursor::new(sges.iter().copied());
+        let from = Place::Here((&raw const found).cast_mut().cast());
+        // SAFETY: the list was checked under the send lock; the other side is a local variable.
+        let _ = unsafe { access::transfer(Direction::FromPeer, from, &mut list, 8, || Ok(())) };
+    }
+
+    fn trouble(&self, trouble: Trouble) -> Step {
+        match trouble {
+            Trouble::Unmapped(arena)
+                if self.requester.unmappable.load(Ordering::Relaxed) == arena =>
+            {
+                Step::Failed(IBV_WC_REM_OP_ERR)
+            }
+            Trouble::Unmapped(arena) => Step::Map(arena),
+            Trouble::Status(status) => Step::Failed(status),
+        }
+    }
+}

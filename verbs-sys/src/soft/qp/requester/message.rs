@@ -1,0 +1,108 @@
+//! Messages: records in the peer's ring.
+
+use std::sync::atomic::Ordering;
+
+use super::super::Qp;
+use super::{Request, Step, success, total};
+use crate::ffi::{
+    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
+    IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM,
+};
+use crate::soft::link::Link;
+use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
+
+impl Qp {
+    /// SEND and RDMA WRITE with immediate: a record in the peer's ring.
+    pub(super) fn message(&self, link: &Link, request: &Request<'_>, len: usize) -> Step {
+        let kind = match request.opcode {
+            IBV_WR_RDMA_WRITE_WITH_IMM => Kind::WriteImm,
+            _ => Kind::Send,
+        };
+        if len <= ring::MAX_INLINE {
+            return self.send_record(link, request, kind, len, 0, |ring, at| {
+                let mut offset = 0;
+                for sge in request.sges {
+                    let (src, len) = (sge.addr as usize as *const u8, sge.length as usize);
+                    // SAFETY: the element was checked under the send lock, or is inline data that is
+                    // readable by the contract; the record was reserved for their sum.
+                    unsafe { ring.write(at, offset, src, len) };
+                    offset += len;
+                }
+            });
+        }
+        let payload = size_of_val(request.sges);
+        self.send_record(link, request, kind, payload, ring::FETCH, |ring, at| {
+            // SAFETY: an SGE is 16 bytes of integers; the record was reserved for all of them.
+            unsafe { ring.write(at, 0, request.sges.as_ptr().cast(), payload) };
+        })
+    }
+
+    pub(super) fn send_record(
+        &self,
+        link: &Link,
+        request: &Request<'_>,
+        kind: Kind,
+        payload: usize,
+        extra: u8,
+        fill: impl FnOnce(&Ring, u32),
+    ) -> Step {
+        let requester = &self.requester;
+        let units = ring::units_for(payload);
+        let from = requester.ring_at.load(Ordering::Relaxed);
+        let ring = Ring::of(link.mailbox());
+        let used = from.wrapping_sub(requester.consumed.load(Ordering::Relaxed));
+        let mut place = ring.reserve(from, units, UNITS - used);
+        if place.is_none() {
+            // The peer may have consumed more than it had when we last looked.
+            let ack = self.mailbox().ack.load(Ordering::Acquire);
+            let used = from.wrapping_sub((ack >> 32) as u32);
+            place = UNITS
+                .checked_sub(used)
+                .and_then(|free| ring.reserve(from, units, free));
+        }
+        let Some((at, taken)) = place else {
+            return Step::Wait;
+        };
+        fill(&ring, at);
+        let with_imm = matches!(
+            request.opcode,
+            IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM
+        );
+        let mut flags = extra;
+        for (set, flag) in [
+            (with_imm, ring::WITH_IMM),
+            (request.is(IBV_SEND_SOLICITED), ring::SOLICITED),
+            (
+                self.sq_sig_all || request.is(IBV_SEND_SIGNALED),
+                ring::SIGNALED,
+            ),
+        ] {
+            if set {
+                flags |= flag;
+            }
+        }
+        let len = total(request.sges) as u32;
+        let record = Record {
+            kind,
+            flags,
+            num_sge: request.sges.len() as u8,
+            rnr_retry: requester.rnr_retry.load(Ordering::Relaxed) as u8,
+            units: units as u16,
+            len,
+            imm: request.imm,
+            remote_addr: request.remote_addr,
+            rkey: request.rkey,
+        };
+        ring.publish(from, at, &record);
+        requester
+            .ring_at
+            .store(from.wrapping_add(taken), Ordering::Relaxed);
+        let opcode = match kind {
+            Kind::WriteImm => IBV_WC_RDMA_WRITE,
+            Kind::CompareSwap => IBV_WC_COMP_SWAP,
+            Kind::FetchAdd => IBV_WC_FETCH_ADD,
+            _ => IBV_WC_SEND,
+        };
+        Step::Sent(success(opcode, len))
+    }
+}

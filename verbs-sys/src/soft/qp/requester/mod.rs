@@ -1,0 +1,142 @@
+//! The requester: executes send requests.
+//!
+//! One-sided requests are executed in the posting thread, by the copy they ask for. Messages go to
+//! the peer's ring and end when the peer acknowledges them. A request that cannot be executed yet
+//! (the ring is full, an earlier message is not acknowledged, the peer is not ready) is kept, and
+//! executed by a later poll or by the service thread.
+
+mod execute;
+mod message;
+mod post;
+mod progress;
+
+use std::sync::atomic::Ordering;
+
+use super::queues::Outcome;
+use super::{Guarded32, Guarded64, state};
+use crate::ffi::{IBV_WC_SUCCESS, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+
+/// What the requester remembers of its connection; guarded by the send lock.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Where the next record goes in the peer's ring, counted in units for ever.
+    ring_at: Guarded32,
+    /// Units of the ring the peer has consumed, and messages it has acknowledged.
+    consumed: Guarded32,
+    acked: Guarded32,
+    /// Since when the peer has not been ready, or 0.
+    waiting_since: Guarded64,
+    /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
+    atomic: Guarded32,
+    /// An arena that could not be mapped.
+    unmappable: Guarded32,
+    sq_psn: Guarded32,
+    rnr_retry: Guarded32,
+    /// Nanoseconds to wait for a peer that does not answer; 0 is for ever.
+    patience_ns: Guarded64,
+}
+
+impl State {
+    pub(super) fn reset(&self) {
+        for word in [
+            &self.ring_at,
+            &self.consumed,
+            &self.acked,
+            &self.atomic,
+            &self.unmappable,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.waiting_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes over what the attributes say about sending.
+    pub(super) fn adopt(&self, attr: &ibv_qp_attr) {
+        self.sq_psn
+            .store(attr.sq_psn & 0xff_ffff, Ordering::Relaxed);
+        self.rnr_retry
+            .store(u32::from(attr.rnr_retry & 7), Ordering::Relaxed);
+        let attempts = u64::from(attr.retry_cnt & 7) + 1;
+        let wait = state::ack_timeout(attr.timeout).map_or(0, |wait| wait.as_nanos() as u64);
+        self.patience_ns
+            .store(wait.saturating_mul(attempts), Ordering::Relaxed);
+    }
+}
+
+/// A send request, wherever it was kept.
+#[derive(Clone, Copy, Debug)]
+struct Request<'a> {
+    opcode: u32,
+    flags: u32,
+    imm: u32,
+    remote_addr: u64,
+    rkey: u32,
+    compare_add: u64,
+    swap: u64,
+    sges: &'a [ibv_sge],
+}
+
+impl Request<'_> {
+    fn is(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// How far a request got.
+enum Step {
+    Done(Outcome),
+    /// In the peer's ring.
+    Sent(Outcome),
+    /// Not now.
+    Wait,
+    Failed(ibv_wc_status),
+    /// The arena must be mapped first, without the lock.
+    Map(u32),
+}
+
+/// What is owed once the send lock is released.
+#[derive(Default)]
+struct Owed {
+    /// A message went to a queue pair of this process, which shall take it.
+    local: bool,
+    /// A completion became visible.
+    completed: bool,
+    failed: bool,
+    map: Option<u32>,
+}
+
+/// The wake-ups that a burst of messages owes to the peer.
+#[derive(Default)]
+struct Bell {
+    due: bool,
+    solicited: bool,
+    local: bool,
+}
+
+fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {
+    Outcome {
+        status: IBV_WC_SUCCESS,
+        opcode,
+        byte_len,
+        imm: None,
+    }
+}
+
+#[inline]
+fn total(sges: &[ibv_sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.length)).sum()
+}
+
+/// A C list as a slice.
+///
+/// # Safety
+///
+/// `first` leads `len` readable elements, or `len` is 0.
+#[inline]
+pub(super) unsafe fn list<'a>(first: *const ibv_sge, len: u32) -> &'a [ibv_sge] {
+    if len == 0 || first.is_null() {
+        return &[];
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { std::slice::from_raw_parts(first, len as usize) }
+}

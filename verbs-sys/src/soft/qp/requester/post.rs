@@ -1,0 +1,256 @@
+//! Posting: a request is validated, then executed at once or kept for later.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::super::Qp;
+use super::super::queues::Kept;
+use super::{Bell, Owed, Request, Step, list, total};
+use crate::ffi::{
+    IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_send_wr, ibv_sge,
+};
+use crate::soft::epoch;
+
+impl Qp {
+    /// ibv_post_send(3) on a chain.
+    ///
+    /// # Safety
+    ///
+    /// `wr` leads a valid chain of requests whose lists and inline data are readable.
+    pub(in crate::soft) unsafe fn post_send(
+        &self,
+        mut wr: *mut ibv_send_wr,
+    ) -> Result<(), (i32, *mut ibv_send_wr)> {
+        if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
+            return Err((libc::EINVAL, wr));
+        }
+        let mut owed = Owed::default();
+        let mut bell = Bell::default();
+        let mut result = Ok(());
+        epoch::lock(&self.info().sq_epoch.0);
+        // SAFETY: the chain is valid by the caller's promise.
+        while let Some(request) = unsafe { wr.as_ref() } {
+            // SAFETY: as above.
+            if let Err(code) = unsafe { self.post_one(request, &mut owed, &mut bell) } {
+                result = Err((code, wr));
+                break;
+            }
+            wr = request.next;
+        }
+        self.finish_burst(&mut owed, bell);
+        epoch::unlock(&self.info().sq_epoch.0);
+        self.settle(owed);
+        result
+    }
+
+    /// Validates one request, and executes or keeps it. The send lock is held.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline]
+    unsafe fn post_one(
+        &self,
+        wr: &ibv_send_wr,
+        owed: &mut Owed,
+        bell: &mut Bell,
+    ) -> Result<(), i32> {
+        let num_sge = u32::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
+        if num_sge > self.cap.max_send_sge {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the list has `num_sge` elements by the caller's promise.
+        let sges = unsafe { list(wr.sg_list, num_sge) };
+        let mut request = Request {
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            imm: wr.imm_data,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            sges,
+        };
+        match wr.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {}
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+                // SAFETY: the opcode says which member is meant; all are plain integers.
+                let rdma = unsafe { wr.wr.rdma };
+                request.remote_addr = rdma.remote_addr;
+                request.rkey = rdma.rkey;
+            }
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                // SAFETY: as above.
+                let atomic = unsafe { wr.wr.atomic };
+                request.remote_addr = atomic.remote_addr;
+                request.rkey = atomic.rkey;
+                request.compare_add = atomic.compare_add;
+                request.swap = atomic.swap;
+            }
+            _ => return Err(libc::EINVAL),
+        }
+        if request.is(IBV_SEND_INLINE) {
+            let returns_data = matches!(
+                wr.opcode,
+                IBV_WR_RDMA_READ | IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+            );
+            if returns_data || total(sges) > u64::from(self.cap.max_inline_data) {
+                return Err(libc::EINVAL);
+            }
+        }
+        let position = self.sq.tail.load(Ordering::Relaxed);
+        if self.sq.is_full(position) {
+            return Err(libc::ENOMEM);
+        }
+        self.sq.start(position, wr.wr_id);
+        self.sq
+            .tail
+            .store(position.wrapping_add(1), Ordering::Relaxed);
+        let first = self.sq.exec.load(Ordering::Relaxed) == position;
+        let executed =
+            first && self.state() == IBV_QPS_RTS && self.step(position, &request, owed, bell);
+        let atomic_sent = executed && self.requester.atomic.load(Ordering::Relaxed) != 0;
+        if !executed || atomic_sent {
+            // SAFETY: inline data is readable by the caller's promise.
+            unsafe { self.keep(position, &request) };
+        }
+        if !executed {
+            if self.state() == IBV_QPS_ERR {
+                self.flush_sends(owed);
+            } else {
+                self.process.nudge_later();
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes the request at `exec`; `false` if it must be kept.
+    #[inline]
+    fn step(&self, position: u32, request: &Request<'_>, owed: &mut Owed, bell: &mut Bell) -> bool {
+        let signaled = self.sq_sig_all || request.is(IBV_SEND_SIGNALED);
+        match self.execute(position, request, bell) {
+            Step::Done(outcome) => {
+                self.sq.finish(position, outcome, signaled);
+                self.sq
+                    .exec
+                    .store(position.wrapping_add(1), Ordering::Relaxed);
+                self.sq
+                    .done
+                    .store(position.wrapping_add(1), Ordering::Release);
+                owed.completed |= signaled;
+            }
+            Step::Sent(outcome) => {
+                // Written now, seen when `done` passes it: when the peer has acknowledged.
+                self.sq.finish(position, outcome, signaled);
+                self.sq
+                    .exec
+                    .store(position.wrapping_add(1), Ordering::Relaxed);
+                bell.due = true;
+                bell.solicited |= request.is(IBV_SEND_SOLICITED);
+            }
+            Step::Wait => return false,
+            Step::Map(arena) => {
+                owed.map = Some(arena);
+                return false;
+            }
+            Step::Failed(status) => {
+                // Requests before this one end first.
+                if self.sq.done.load(Ordering::Relaxed) != position {
+                    return false;
+                }
+                self.fail(status, owed);
+            }
+        }
+        true
+    }
+
+    /// Copies a request into the backlog.
+    ///
+    /// # Safety
+    ///
+    /// The request's inline data must be readable.
+    #[cold]
+    unsafe fn keep(&self, position: u32, request: &Request<'_>) {
+        let index = self.sq.index(position);
+        let mut backlog = self
+            .sq
+            .backlog
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (max_sge, max_inline) = (backlog.max_sge, backlog.max_inline);
+        let mut kept = Kept {
+            opcode: request.opcode,
+            flags: request.flags,
+            imm: request.imm,
+            num_sge: request.sges.len() as u32,
+            inline_len: 0,
+            rkey: request.rkey,
+            remote_addr: request.remote_addr,
+            compare_add: request.compare_add,
+            swap: request.swap,
+        };
+        if request.is(IBV_SEND_INLINE) {
+            let mut room = &mut backlog.inline[index * max_inline..][..max_inline];
+            for sge in request.sges {
+                let (bytes, rest) = room.split_at_mut(sge.length as usize);
+                // SAFETY: readable by the caller's promise; the destination is our own.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        sge.addr as usize as *const u8,
+                        bytes.as_mut_ptr(),
+                        bytes.len(),
+                    );
+                }
+                kept.inline_len += sge.length;
+                room = rest;
+            }
+        } else {
+            backlog.sges[index * max_sge..][..request.sges.len()].copy_from_slice(request.sges);
+        }
+        backlog.requests[index] = kept;
+    }
+
+    /// Executes kept requests as far as they go. The send lock is held.
+    pub(super) fn run_backlog(&self, owed: &mut Owed, bell: &mut Bell) {
+        let backlog = self
+            .sq
+            .backlog
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while self.state() == IBV_QPS_RTS && owed.map.is_none() {
+            let position = self.sq.exec.load(Ordering::Relaxed);
+            if position == self.sq.tail.load(Ordering::Relaxed) {
+                return;
+            }
+            let index = self.sq.index(position);
+            let kept = &backlog.requests[index];
+            let inline;
+            let sges = if kept.flags & IBV_SEND_INLINE != 0 {
+                let addr = backlog.inline[index * backlog.max_inline..].as_ptr() as u64;
+                inline = [ibv_sge {
+                    addr,
+                    length: kept.inline_len,
+                    lkey: 0,
+                }];
+                &inline[..]
+            } else {
+                &backlog.sges[index * backlog.max_sge..][..kept.num_sge as usize]
+            };
+            let request = Request {
+                opcode: kept.opcode,
+                flags: kept.flags,
+                imm: kept.imm,
+                remote_addr: kept.remote_addr,
+                rkey: kept.rkey,
+                compare_add: kept.compare_add,
+                swap: kept.swap,
+                sges,
+            };
+            if !self.step(position, &request, owed, bell) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What follows a post: acknowledgements, refusals, errors, and the wake-ups owed to others.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::super::queues::Outcome;
+use super::super::{Qp, access, state};
+use super::{Bell, Owed};
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_QPS_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc_status,
+};
+use crate::soft::epoch;
+use crate::soft::layout::{NAK_VALID, Readiness, Target};
+use crate::soft::link::ring::UNITS;
+use crate::soft::link::{Link, Via};
+
+impl Qp {
+    /// Whether a poll has anything to do for the send queue.
+    #[inline]
+    pub(in crate::soft::qp) fn send_can_progress(&self) -> bool {
+        if !self.waits() {
+            return false;
+        }
+        let mailbox = self.mailbox();
+        mailbox.ack.load(Ordering::Relaxed) as u32 != self.requester.acked.load(Ordering::Relaxed)
+            || mailbox.nak.load(Ordering::Relaxed) != 0
+            || self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
+            || self.state() == IBV_QPS_ERR
+    }
+
+    /// Takes acknowledgements and executes what waited for them.
+    pub(in crate::soft::qp) fn progress_send(&self) {
+        let owed = self.advance_sends();
+        self.settle(owed);
+    }
+
+    fn advance_sends(&self) -> Owed {
+        let mut owed = Owed::default();
+        let mut bell = Bell::default();
+        epoch::lock(&self.info().sq_epoch.0);
+        self.take_acknowledgements(&mut owed);
+        if self.state() == IBV_QPS_ERR {
+            self.flush_sends(&mut owed);
+        } else if self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed) {
+            self.run_backlog(&mut owed, &mut bell);
+        }
+        self.finish_burst(&mut owed, bell);
+        epoch::unlock(&self.info().sq_epoch.0);
+        owed
+    }
+
+    fn take_acknowledgements(&self, owed: &mut Owed) {
+        let mailbox = self.mailbox();
+        // The refusal is published after the last acknowledgement, so it is read first.
+        let nak = mailbox.nak.load(Ordering::Acquire);
+        let ack = mailbox.ack.load(Ordering::Acquire);
+        let requester = &self.requester;
+        let (acked, consumed) = (ack as u32, (ack >> 32) as u32);
+        let newly = acked.wrapping_sub(requester.acked.load(Ordering::Relaxed));
+        let done = self.sq.done.load(Ordering::Relaxed);
+        let in_flight = self.sq.exec.load(Ordering::Relaxed).wrapping_sub(done);
+        let used = requester
+            .ring_at
+            .load(Ordering::Relaxed)
+            .wrapping_sub(consumed);
+        if newly > in_flight || used > UNITS {
+            // No responder of ours says this.
+            if in_flight > 0 {
+                self.fail(IBV_WC_REM_OP_ERR, owed);
+            }
+            return;
+        }
+        requester.acked.store(acked, Ordering::Relaxed);
+        requester.consumed.store(consumed, Ordering::Relaxed);
+        if newly > 0 {
+            if requester.atomic.swap(0, Ordering::Relaxed) != 0 {
+                self.take_atomic_result(done);
+            }
+            self.sq
+                .done
+                .store(done.wrapping_add(newly), Ordering::Release);
+            owed.completed = true;
+        }
+        if nak & NAK_VALID != 0 && newly < in_flight {
+            self.fail(nak as u8 as ibv_wc_status, owed);
+        }
+    }
+
+    /// An atomic that the peer executed: fetches the value, if the buffer is still registered.
+    fn take_atomic_result(&self, position: u32) {
+        let found = self.mailbox().result.load(Ordering::Acquire);
+        let index = self.sq.index(position);
+        let backlog = self
+            .sq
+            .backlog
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let count = backlog.requests[index].num_sge as usize;
+        let sges = &backlog.sges[index * backlog.max_sge..][..count];
+        let keys = &self.process.info().keys;
+        let valid = |sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE).is_ok();
+        if sges.iter().all(valid) {
+            self.deliver_atomic(sges, found);
+        }
+    }
+
+    /// Ends the oldest unfinished request with an error, and the queue pair with it. The send lock is
+    /// held and no earlier request is unfinished.
+    #[cold]
+    pub(super) fn fail(&self, status: ibv_wc_status, owed: &mut Owed) {
+        let position = self.sq.done.load(Ordering::Relaxed);
+        tracing::debug!(qpn = self.qpn, status, "a send request failed");
+        self.enter_error();
+        self.sq.finish(position, Outcome::failed(status), true);
+        self.sq
+            .done
+            .store(position.wrapping_add(1), Ordering::Release);
+        let breaks_peer = matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR);
+        // SAFETY: the send lock is held.
+        if let Some(link) = unsafe { self.link() }.filter(|_| breaks_peer) {
+            link.mailbox().fault.store(1, Ordering::Release);
+            owed.local |= matches!(link.via, Via::Local);
+            link.kick();
+        }
+        self.flush_sends(owed);
+    }
+
+    /// As [`flush_sends`](Self::flush_sends), for those who do not hold the lock.
+    pub(in crate::soft::qp) fn flush_sends_now(&self) {
+        let mut owed = Owed::default();
+        epoch::lock(&self.info().sq_epoch.0);
+        self.take_acknowledgements(&mut owed);
+        self.flush_sends(&mut owed);
+        self.finish_burst(&mut owed, Bell::default());
+        epoch::unlock(&self.info().sq_epoch.0);
+    }
+
+    /// Ends all unfinished requests. The send lock is held and the state is ERR.
+    pub(super) fn flush_sends(&self, owed: &mut Owed) {
+        let tail = self.sq.tail.load(Ordering::Relaxed);
+        let mut position = self.sq.done.load(Ordering::Relaxed);
+        while position != tail {
+            self.sq
+                .finish(position, Outcome::failed(IBV_WC_WR_FLUSH_ERR), true);
+            position = position.wrapping_add(1);
+        }
+        self.sq.exec.store(tail, Ordering::Relaxed);
+        self.sq.done.store(tail, Ordering::Release);
+        owed.completed = true;
+        owed.failed = true;
+    }
+
+    /// Wakes whoever sleeps for what was published. The send lock is held.
+    #[inline]
+    pub(super) fn finish_burst(&self, owed: &mut Owed, bell: Bell) {
+        if bell.due {
+            owed.local |= bell.local;
+            // SAFETY: the send lock is held.
+            let link = unsafe { self.link() };
+            if let Some(peer) = link.and_then(|link| link.recv_bell.as_ref()) {
+                peer.ring(bell.solicited);
+            }
+        }
+        if owed.completed {
+            self.send_cq.notify(owed.failed);
+        }
+    }
+
+    /// Pays what is owed. No lock is held.
+    #[inline]
+    pub(super) fn settle(&self, owed: Owed) {
+        if owed.local || owed.failed || owed.map.is_some() {
+            self.settle_slowly(owed);
+        }
+    }
+
+    fn settle_slowly(&self, mut owed: Owed) {
+        let Some(link) = self.shared_link() else {
+            return;
+        };
+        while owed.local || owed.failed || owed.map.is_some() {
+            if owed.failed {
+                self.flush_recvs();
+            }
+            if owed.local
+                && let Some(peer) = self.process.qp(link.dest_qpn)
+            {
+                peer.progress_recv(true);
+            }
+            if let (Some(arena), Via::Shm(peer)) = (owed.map, &link.via)
+                && let Err(error) = peer.map_arena(&self.process, arena)
+            {
+                tracing::warn!(arena, %error, "cannot map memory of a peer");
+                self.requester.unmappable.store(arena, Ordering::Relaxed);
+            }
+            let again = owed.map.is_some() || self.send_can_progress();
+            owed = if again {
+                self.advance_sends()
+            } else {
+                Owed::default()
+            };
+        }
+    }
+
+    /// Whether the peer's queue pair can no longer answer what is in flight.
+    pub(in crate::soft::qp) fn peer_is_gone(&self, link: &Link) -> bool {
+        let known = link.generation.load(Ordering::Relaxed);
+        if known == Link::UNKNOWN || !self.waits() {
+            return false;
+        }
+        let target = Target(link.info().responder.0.target.load(Ordering::SeqCst));
+        target.readiness() != Readiness::Ready
+            || target.generation() != known
+            || target.dest_qpn() != self.qpn
+    }
+
+    /// The peer will never answer: ends what is in flight, and if its process has died, the queue
+    /// pair.
+    pub(in crate::soft::qp) fn abandon(&self, dead: bool) {
+        let mut owed = Owed::default();
+        epoch::lock(&self.info().sq_epoch.0);
+        // What it acknowledged before it went counts.
+        self.take_acknowledgements(&mut owed);
+        if state::is_connected(self.state()) {
+            if self.waits() {
+                self.fail(IBV_WC_RETRY_EXC_ERR, &mut owed);
+            } else if dead {
+                self.enter_error();
+                owed.failed = true;
+            }
+        }
+        self.finish_burst(&mut owed, Bell::default());
+        epoch::unlock(&self.info().sq_epoch.0);
+        self.settle(owed);
+    }
+}
