@@ -1,7 +1,7 @@
 //! This process as a participant: its slot, its shared files, its objects, its peers.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -42,6 +42,9 @@ pub(super) struct Process {
     mailbox: Mapping,
     qps: RwLock<HashMap<u32, Arc<Qp>>>,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
+    /// Held while a peer is connected to. The service thread never takes it, so that two processes
+    /// can connect to each other at once.
+    connecting: Mutex<()>,
     pub(super) listener: OwnedFd,
     pub(super) kick: OwnedFd,
     pub(super) timer: OwnedFd,
@@ -120,6 +123,7 @@ impl Process {
             mailbox,
             qps: RwLock::default(),
             peers: Mutex::default(),
+            connecting: Mutex::default(),
             listener,
             kick: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             timer: rustix::time::timerfd_create(
@@ -221,16 +225,26 @@ impl Process {
     }
 
     fn peer(&self, slot: u32) -> Result<Arc<Peer>, Errno> {
-        let mut peers = lock(&self.peers);
-        if let Some(peer) = peers.get(&slot).filter(|peer| !peer.has_exited()) {
-            return Ok(Arc::clone(peer));
+        let _connecting = lock(&self.connecting);
+        let known = lock(&self.peers).get(&slot).map(Arc::clone);
+        if let Some(peer) = known.filter(|peer| !peer.has_exited()) {
+            return Ok(peer);
         }
         let peer = Arc::new(Peer::connect(self, slot)?);
-        service::watch(self, &peer)?;
-        if let Some(old) = peers.insert(slot, Arc::clone(&peer)) {
+        if let Some(old) = lock(&self.peers).insert(slot, Arc::clone(&peer)) {
             old.set_dead();
         }
+        service::watch(self, &peer)?;
         Ok(peer)
+    }
+
+    /// The peer whose control connection has this descriptor.
+    pub(super) fn peer_by_hangup(&self, fd: RawFd) -> Option<Arc<Peer>> {
+        let peers = lock(&self.peers);
+        peers
+            .values()
+            .find(|peer| peer.hangup.as_raw_fd() == fd)
+            .map(Arc::clone)
     }
 
     pub(super) fn peers(&self) -> Vec<Arc<Peer>> {

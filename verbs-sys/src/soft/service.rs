@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -24,9 +24,6 @@ const KICK: u64 = u64::MAX - 1;
 const TIMER: u64 = u64::MAX - 2;
 /// Added to the descriptor of a connection we made; those we accepted have the plain descriptor.
 const OUTGOING: u64 = 1 << 32;
-
-/// Peers whose hang-up the thread waits for, by descriptor.
-static WATCHED: Mutex<Option<HashMap<RawFd, Weak<Peer>>>> = Mutex::new(None);
 
 pub(super) fn spawn(process: Arc<Process>) -> Result<JoinHandle<()>, Errno> {
     let add = |fd: &OwnedFd, data| {
@@ -62,10 +59,6 @@ pub(super) fn spawn(process: Arc<Process>) -> Result<JoinHandle<()>, Errno> {
 /// Waits for the end of a peer's process too.
 pub(super) fn watch(process: &Process, peer: &Arc<Peer>) -> Result<(), Errno> {
     let fd = peer.hangup.as_raw_fd();
-    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    watched
-        .get_or_insert_default()
-        .insert(fd, Arc::downgrade(peer));
     // No EventFlags::IN: answers are read by whoever asked.
     epoll::add(
         &process.epoll,
@@ -118,7 +111,6 @@ impl Service {
                 }
             }
         }
-        *WATCHED.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Does for every queue pair what its application's polls would do, and comes back later if
@@ -228,12 +220,7 @@ impl Service {
     }
 
     fn hung_up(&mut self, fd: RawFd) {
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-        let peer = watched
-            .as_mut()
-            .and_then(|watched| watched.remove(&fd))
-            .and_then(|p| p.upgrade());
-        drop(watched);
+        let peer = self.process.peer_by_hangup(fd);
         let Some(peer) = peer else { return };
         tracing::debug!(slot = peer.slot, "a peer process has gone");
         let _ = epoll::delete(&self.process.epoll, &peer.hangup);

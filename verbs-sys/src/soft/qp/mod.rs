@@ -263,7 +263,11 @@ impl Qp {
             self.receive(true);
         }
         let waits = self.waits();
-        if waits {
+        if waits
+            && self
+                .requester
+                .is_stalled(self.sq.done.load(Ordering::Relaxed))
+        {
             link.kick();
         }
         waits || self.responder.is_not_ready()

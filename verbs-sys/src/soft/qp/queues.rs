@@ -202,6 +202,17 @@ impl SendQueue {
         self.slots.at(position).finish(outcome, completion);
     }
 
+    /// Whether any of the requests from one position to another has a completion.
+    pub(super) fn have_completion(&self, mut from: u32, to: u32) -> bool {
+        while from != to {
+            if self.slots.at(from).outcome.load(Ordering::Relaxed) & HAS_COMPLETION != 0 {
+                return true;
+            }
+            from = from.wrapping_add(1);
+        }
+        false
+    }
+
     /// Moves completions out. Called by one poller at a time.
     #[inline]
     pub(super) fn harvest(&self, wcs: &mut [ibv_wc], qp_num: u32) -> usize {

@@ -28,6 +28,8 @@ pub(super) struct State {
     waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
     atomic: Guarded32,
+    /// The oldest unfinished request when the service thread last looked, plus one.
+    stalled: Guarded32,
     /// An arena that could not be mapped.
     unmappable: Guarded32,
     sq_psn: Guarded32,
@@ -43,11 +45,18 @@ impl State {
             &self.consumed,
             &self.acked,
             &self.atomic,
+            &self.stalled,
             &self.unmappable,
         ] {
             word.store(0, Ordering::Relaxed);
         }
         self.waiting_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the oldest unfinished request is the one of the last look.
+    pub(in crate::soft::qp) fn is_stalled(&self, oldest: u32) -> bool {
+        let mark = oldest.wrapping_add(1);
+        self.stalled.swap(mark, Ordering::Relaxed) == mark
     }
 
     /// Takes over what the attributes say about sending.

@@ -77,10 +77,9 @@ impl Qp {
             if requester.atomic.swap(0, Ordering::Relaxed) != 0 {
                 self.take_atomic_result(done);
             }
-            self.sq
-                .done
-                .store(done.wrapping_add(newly), Ordering::Release);
-            owed.completed = true;
+            let now_done = done.wrapping_add(newly);
+            self.sq.done.store(now_done, Ordering::Release);
+            owed.completed |= self.sq.have_completion(done, now_done);
         }
         if nak & NAK_VALID != 0 && newly < in_flight {
             self.fail(nak as u8 as ibv_wc_status, owed);
