@@ -49,7 +49,8 @@ pub(super) struct Process {
     pub(super) kick: OwnedFd,
     pub(super) timer: OwnedFd,
     pub(super) epoll: OwnedFd,
-    timer_set: AtomicBool,
+    /// Nanoseconds the service thread's timer was last set to, 0 when it is not set.
+    timer_ns: AtomicU64,
     pub(super) stop: AtomicBool,
     /// What peers read to learn whether they may read our memory.
     _probe: Box<u64>,
@@ -131,7 +132,7 @@ impl Process {
                 TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
             )?,
             epoll: rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?,
-            timer_set: AtomicBool::new(false),
+            timer_ns: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             _probe: probe,
         };
@@ -266,14 +267,14 @@ impl Process {
     /// Has the service thread look at the queue pairs soon: something waits that no poll may come
     /// for. Cheap when it was asked already.
     pub(super) fn nudge_later(&self) {
-        if !self.timer_set.swap(true, Ordering::AcqRel) {
+        if !(1..=NUDGE_AFTER_NS).contains(&self.timer_ns.load(Ordering::Acquire)) {
             self.set_timer(NUDGE_AFTER_NS);
         }
     }
 
     /// Sets the service thread's timer, once, in `ns` from now.
     pub(super) fn set_timer(&self, ns: u64) {
-        self.timer_set.store(true, Ordering::Release);
+        self.timer_ns.store(ns, Ordering::Release);
         let spec = rustix::time::Itimerspec {
             it_interval: rustix::time::Timespec {
                 tv_sec: 0,
@@ -293,7 +294,7 @@ impl Process {
 
     /// The timer has fired.
     pub(super) fn timer_fired(&self) {
-        self.timer_set.store(false, Ordering::Release);
+        self.timer_ns.store(0, Ordering::Release);
     }
 }
 

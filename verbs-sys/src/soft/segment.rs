@@ -78,12 +78,13 @@ impl Mapping {
                 0,
             )
         };
-        let len_up = len.next_multiple_of(4096);
+        let page = rustix::param::page_size();
+        let len_up = len.next_multiple_of(page);
         let (keep_lead, keep_tail) = match mapped {
             Ok(_) => (lead, lead + len_up),
             Err(_) => (reserved, reserved),
         };
-        for (from, to) in [(0, keep_lead), (keep_tail, reserved.next_multiple_of(4096))] {
+        for (from, to) in [(0, keep_lead), (keep_tail, reserved.next_multiple_of(page))] {
             if to > from {
                 // SAFETY: these parts of our own reservation were never handed out.
                 let _ = unsafe { rustix::mm::munmap(base.wrapping_byte_add(from), to - from) };
