@@ -224,7 +224,7 @@ impl Endpoint {
     }
 
     /// Ends a connection on purpose; the peer is told. What was on its way may or may not arrive, and there are no more
-    /// events with this id.
+    /// events with this id. Its place is free for another once [`poll`](Self::poll) has seen the last of it.
     ///
     /// Returns `false` where it had ended already.
     pub fn close(&mut self, conn: ConnectionId) -> bool {

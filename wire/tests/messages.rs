@@ -1,0 +1,585 @@
+//! Messages between two endpoints of one process: order, flow control, reads, and the ends of connections.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use mr_pool::Pool;
+use verbs_sys::AccessFlags;
+use wire::{
+    Config, ConnectionId, DisconnectCause, Event, OperationErrorKind, OutgoingMessage, RemoteAddr,
+    SendErrorKind, WcStatus,
+};
+
+fn small() -> Config {
+    Config {
+        recv_depth: 8,
+        send_depth: 4,
+        queue_limit: 6,
+        max_connections: 4,
+        message_size: 1024,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn a_message_arrives_as_it_was_written() {
+    let mut pair = Pair::new(Config::default(), Config::default());
+    for number in 0..100 {
+        let text = vec![number as u8; number as usize * 17];
+        pair.client
+            .send(pair.to_server, note(&pair.client, number, &text))
+            .unwrap();
+        let (conn, received) = message(&mut pair.server);
+        assert_eq!(conn, pair.to_client);
+        expect_note(&received, number, &text);
+        let mut reply = OutgoingMessage::from(received.into_buffer());
+        reply
+            .encode_raw(7, number, 5)
+            .unwrap()
+            .copy_from_slice(b"hello");
+        pair.server.send(conn, reply).unwrap();
+        let (conn, received) = message(&mut pair.client);
+        assert_eq!(
+            (conn, received.kind(), received.tag(), received.body()),
+            (pair.to_server, 7, number, &b"hello"[..])
+        );
+    }
+}
+
+#[test]
+fn a_frame_as_long_as_allowed_arrives_and_a_longer_one_is_refused() {
+    let mut pair = Pair::new(
+        small(),
+        Config {
+            message_size: 4096,
+            ..small()
+        },
+    );
+    assert_eq!(
+        pair.client.message_size(pair.to_server),
+        Some(1024),
+        "the smaller side decides"
+    );
+    assert_eq!(pair.server.message_size(pair.to_client), Some(1024));
+    for body in [
+        1024 - wire::HEADER_LEN as u32,
+        1025 - wire::HEADER_LEN as u32,
+    ] {
+        let mut message = pair.client.message(2048).unwrap();
+        message.encode_raw(1, 0, body).unwrap().fill(0x5a);
+        let sent = pair.client.send(pair.to_server, message);
+        if body as usize + wire::HEADER_LEN <= 1024 {
+            sent.unwrap();
+            let (_, received) = common::message(&mut pair.server);
+            assert_eq!(received.body(), vec![0x5a; body as usize]);
+        } else {
+            let error = sent.unwrap_err();
+            assert_eq!(
+                error.kind,
+                SendErrorKind::TooLong {
+                    len: 1025,
+                    limit: 1024
+                }
+            );
+            assert_eq!(error.message.frame_len(), 1025, "the message comes back");
+        }
+    }
+}
+
+#[test]
+fn an_empty_message_is_refused() {
+    let mut pair = Pair::new(small(), small());
+    let message = pair.client.message(100).unwrap();
+    assert_eq!(
+        pair.client.send(pair.to_server, message).unwrap_err().kind,
+        SendErrorKind::Empty
+    );
+}
+
+/// The receiver looks at nothing: what it has no room for waits at the sender, then is refused; nothing is lost.
+#[test]
+fn a_sender_is_held_back_and_nothing_is_lost() {
+    let mut pair = Pair::new(small(), small());
+    let mut sent = 0u64;
+    let mut received = 0u64;
+    for _ in 0..20 {
+        loop {
+            match pair
+                .client
+                .send(pair.to_server, note(&pair.client, sent, b"x"))
+            {
+                Ok(()) => sent += 1,
+                Err(error) => {
+                    assert_eq!(error.kind, SendErrorKind::WouldBlock);
+                    expect_note_frame(&error.message, sent);
+                    break;
+                }
+            }
+            assert!(pair.client.poll().is_none());
+        }
+        assert!(
+            sent - received <= 8 + 6,
+            "more than receives and queue hold"
+        );
+        while received < sent {
+            while let Some(event) = pair.server.poll() {
+                let Event::Message { message, .. } = event else {
+                    panic!("{event:?}")
+                };
+                expect_note(&message, received, b"x");
+                received += 1;
+            }
+            assert!(pair.client.poll().is_none());
+        }
+    }
+    assert!(sent > 100);
+    assert!(
+        pair.server.stats().credit_messages_sent > 0,
+        "nothing else returned the credits"
+    );
+    assert_eq!(pair.server.stats().messages_received, sent);
+}
+
+fn expect_note_frame(message: &OutgoingMessage, number: u64) {
+    assert_eq!(message.frame().unwrap().header().tag, number);
+}
+
+/// Both sides send all they can before either looks, again and again.
+#[test]
+fn both_sides_at_once_do_not_deadlock() {
+    let mut pair = Pair::new(small(), small());
+    let mut counts = [[0u64; 2]; 2];
+    for _ in 0..200 {
+        for side in [0, 1] {
+            let (endpoint, conn) = if side == 0 {
+                (&mut pair.server, pair.to_client)
+            } else {
+                (&mut pair.client, pair.to_server)
+            };
+            while endpoint
+                .send(conn, note(endpoint, counts[side][0], b"both"))
+                .is_ok()
+            {
+                counts[side][0] += 1;
+            }
+        }
+        for side in [0, 1] {
+            let endpoint = if side == 0 {
+                &mut pair.server
+            } else {
+                &mut pair.client
+            };
+            while let Some(event) = endpoint.poll() {
+                let Event::Message { message, .. } = event else {
+                    panic!("{event:?}")
+                };
+                expect_note(&message, counts[side][1], b"both");
+                counts[side][1] += 1;
+            }
+        }
+    }
+    // What is still on its way arrives without anything more being sent.
+    let mut idle = 0;
+    while counts[0][1] < counts[1][0] || counts[1][1] < counts[0][0] {
+        for side in [0, 1] {
+            let endpoint = if side == 0 {
+                &mut pair.server
+            } else {
+                &mut pair.client
+            };
+            if let Some(Event::Message { message, .. }) = endpoint.poll() {
+                expect_note(&message, counts[side][1], b"both");
+                counts[side][1] += 1;
+                idle = 0;
+            }
+        }
+        idle += 1;
+        assert!(idle < 10_000_000, "stuck at {counts:?}");
+    }
+    assert!(counts[0][0] > 1000);
+}
+
+/// Messages only go one way, and the receiver sleeps between them.
+#[test]
+fn a_stream_one_way_wakes_a_sleeping_receiver() {
+    let Pair {
+        mut server,
+        mut client,
+        to_server,
+        acceptance,
+        ..
+    } = Pair::new(small(), small());
+    const COUNT: u64 = 5000;
+    let receiver = std::thread::spawn(move || {
+        for number in 0..COUNT {
+            expect_note(&message(&mut server).1, number, b"one way");
+        }
+        server
+    });
+    let mut number = 0;
+    while number < COUNT {
+        match client.send(to_server, note(&client, number, b"one way")) {
+            Ok(()) => number += 1,
+            Err(error) => {
+                assert_eq!(error.kind, SendErrorKind::WouldBlock);
+                client.wait(Some(PATIENCE)).unwrap();
+                assert!(client.poll().is_none());
+            }
+        }
+    }
+    // The last ones leave the queue as credits come back.
+    let mut server = loop {
+        assert!(
+            client
+                .poll_or_wait(Some(Duration::from_millis(1)))
+                .unwrap()
+                .is_none()
+        );
+        if receiver.is_finished() {
+            break receiver.join().unwrap();
+        }
+    };
+    assert!(server.poll().is_none());
+    drop(acceptance);
+}
+
+#[test]
+fn a_read_brings_the_peers_bytes_and_its_token() {
+    let mut pair = Pair::new(small(), small());
+    let mut source = pair.server.pool().take(3000).unwrap();
+    for (at, byte) in source.as_mut_slice().iter_mut().enumerate() {
+        *byte = at as u8;
+    }
+    let remote = |offset| RemoteAddr {
+        addr: source.addr() + offset,
+        rkey: source.rkey(),
+    };
+    for (offset, len) in [(0u64, 0usize), (0, 1), (7, 1000), (0, 3000)] {
+        let into = pair.client.pool().take(3100).unwrap();
+        pair.client
+            .read(
+                pair.to_server,
+                into,
+                50..50 + len,
+                remote(offset),
+                900 + offset,
+            )
+            .unwrap();
+        match spin(&mut pair.client) {
+            Event::ReadDone {
+                conn,
+                token,
+                result,
+                buffer,
+            } => {
+                assert_eq!(
+                    (conn, token, result),
+                    (pair.to_server, 900 + offset, Ok(()))
+                );
+                let at = offset as usize;
+                assert_eq!(
+                    buffer.as_slice()[50..50 + len],
+                    source.as_slice()[at..at + len]
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let into = pair.client.pool().take(64).unwrap();
+    let parts = [
+        (0..16, remote(100)),
+        (32..40, remote(0)),
+        (16..32, remote(2000)),
+    ];
+    pair.client
+        .read_chain(pair.to_server, into, &parts, 5)
+        .unwrap();
+    let Event::ReadDone {
+        token: 5,
+        result: Ok(()),
+        buffer,
+        ..
+    } = spin(&mut pair.client)
+    else {
+        panic!()
+    };
+    assert_eq!(buffer.as_slice()[..16], source.as_slice()[100..116]);
+    assert_eq!(buffer.as_slice()[16..32], source.as_slice()[2000..2016]);
+    assert_eq!(buffer.as_slice()[32..40], source.as_slice()[..8]);
+}
+
+#[test]
+fn reads_that_cannot_be_posted_give_the_buffer_back() {
+    let mut pair = Pair::new(small(), small());
+    let remote = RemoteAddr { addr: 0, rkey: 0 };
+    let take = |pair: &Pair| pair.client.pool().take(64).unwrap();
+    let error = pair
+        .client
+        .read(pair.to_server, take(&pair), 0..65, remote, 0)
+        .unwrap_err();
+    assert_eq!(
+        (error.kind, error.buffer.map(|buffer| buffer.len())),
+        (OperationErrorKind::OutOfRange, Some(64))
+    );
+    let error = pair
+        .client
+        .read_chain(pair.to_server, take(&pair), &[], 0)
+        .unwrap_err();
+    assert_eq!(error.kind, OperationErrorKind::ChainLength);
+    let parts = vec![(0..8, remote); 5];
+    let error = pair
+        .client
+        .read_chain(pair.to_server, take(&pair), &parts, 0)
+        .unwrap_err();
+    assert_eq!(error.kind, OperationErrorKind::WouldBlock);
+    let error = pair
+        .client
+        .read(ConnectionId::from_bits(3), take(&pair), 0..8, remote, 0)
+        .unwrap_err();
+    assert_eq!(error.kind, OperationErrorKind::UnknownConnection);
+}
+
+#[test]
+fn a_read_without_permission_ends_the_connection_on_both_sides() {
+    let mut pair = Pair::new(small(), small());
+    let source = pair.server.pool().take(64).unwrap();
+    let into = pair.client.pool().take(64).unwrap();
+    let remote = RemoteAddr {
+        addr: source.addr(),
+        rkey: source.rkey() ^ 0x5500,
+    };
+    pair.client
+        .read(pair.to_server, into, 0..64, remote, 77)
+        .unwrap();
+    match next(&mut pair.client) {
+        Event::ReadDone {
+            token: 77,
+            result: Err(status),
+            ..
+        } => assert_eq!(status, WcStatus::RemAccessErr),
+        other => panic!("{other:?}"),
+    }
+    let (conn, cause) = end(&mut pair.client);
+    assert_eq!(
+        (conn, cause),
+        (
+            pair.to_server,
+            DisconnectCause::WorkRequest {
+                status: WcStatus::RemAccessErr
+            }
+        )
+    );
+    let (conn, _) = end(&mut pair.server);
+    assert_eq!(conn, pair.to_client);
+    assert!(pair.client.poll().is_none() && pair.server.poll().is_none());
+}
+
+#[test]
+fn a_write_arrives_where_it_is_allowed() {
+    for allowed in [true, false] {
+        let config = Config {
+            allow_remote_write: allowed,
+            ..small()
+        };
+        let mut pair = Pair::new(config.clone(), config);
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let pool = Pool::builder(&pair.server_domain)
+            .access(access)
+            .shared()
+            .build()
+            .unwrap();
+        let target = pool.take(64).unwrap();
+        target.write_at(0, &[0xee; 64]).unwrap();
+        let mut from = pair.client.pool().take(64).unwrap();
+        from.as_mut_slice().fill(0x77);
+        let remote = RemoteAddr {
+            addr: target.addr() + 8,
+            rkey: target.rkey(),
+        };
+        pair.client
+            .write(pair.to_server, from, 16..48, remote, 1)
+            .unwrap();
+        let Event::WriteDone {
+            token: 1, result, ..
+        } = next(&mut pair.client)
+        else {
+            panic!()
+        };
+        let mut bytes = [0; 64];
+        target.read_at(0, &mut bytes).unwrap();
+        if allowed {
+            assert_eq!(result, Ok(()));
+            assert!(bytes[8..40].iter().all(|&byte| byte == 0x77), "{bytes:x?}");
+            assert!(
+                bytes[..8]
+                    .iter()
+                    .chain(&bytes[40..])
+                    .all(|&byte| byte == 0xee),
+                "{bytes:x?}"
+            );
+        } else {
+            assert_eq!(result, Err(WcStatus::RemAccessErr));
+            assert_eq!(bytes, [0xee; 64]);
+            end(&mut pair.client);
+        }
+    }
+}
+
+#[test]
+fn a_connection_closed_on_purpose_is_told_apart() {
+    let mut pair = Pair::new(small(), small());
+    let id = pair.to_server;
+    assert!(pair.client.close(id));
+    assert!(!pair.client.close(id), "it has ended already");
+    assert_eq!(
+        end(&mut pair.server),
+        (pair.to_client, DisconnectCause::Closed)
+    );
+    assert!(pair.client.poll().is_none(), "who closes is not told");
+    let message = note(&pair.client, 0, b"late");
+    assert_eq!(
+        pair.client.send(id, message).unwrap_err().kind,
+        SendErrorKind::UnknownConnection
+    );
+    let message = note(&pair.server, 0, b"late");
+    assert_eq!(
+        pair.server.send(pair.to_client, message).unwrap_err().kind,
+        SendErrorKind::UnknownConnection
+    );
+}
+
+#[test]
+fn the_end_of_an_endpoint_is_the_end_of_its_connections() {
+    let mut pair = Pair::new(small(), small());
+    drop(pair.client);
+    assert_eq!(
+        end(&mut pair.server),
+        (pair.to_client, DisconnectCause::Closed)
+    );
+}
+
+#[test]
+fn an_old_id_is_never_a_new_connections() {
+    let mut pair = Pair::new(small(), small());
+    let mut old = vec![];
+    for _ in 0..10 {
+        old.push((pair.to_server, pair.to_client));
+        assert!(pair.client.close(pair.to_server));
+        assert!(pair.client.poll().is_none());
+        end(&mut pair.server);
+        (pair.to_server, pair.to_client) =
+            connect(&mut pair.client, &mut pair.server, pair.acceptance.address);
+        for &(to_server, to_client) in &old {
+            assert_ne!((to_server, to_client), (pair.to_server, pair.to_client));
+            assert!(
+                pair.client.peer_addr(to_server).is_none()
+                    && pair.server.peer_addr(to_client).is_none()
+            );
+        }
+        pair.client
+            .send(pair.to_server, note(&pair.client, 1, b"new"))
+            .unwrap();
+        expect_note(&message(&mut pair.server).1, 1, b"new");
+    }
+}
+
+/// Everything that was taken from the pools goes back, however a connection ends.
+#[test]
+fn buffers_go_back_to_their_pools() {
+    let mut pair = Pair::new(small(), small());
+    for close in [true, false] {
+        if !close {
+            let into = pair.client.pool().take(64).unwrap();
+            let nowhere = RemoteAddr { addr: 1, rkey: 1 };
+            pair.client
+                .read(pair.to_server, into, 0..64, nowhere, 0)
+                .unwrap();
+        }
+        for number in 0..30 {
+            let _ = pair
+                .client
+                .send(pair.to_server, note(&pair.client, number, b"unread"));
+        }
+        if close {
+            assert!(pair.client.close(pair.to_server));
+        } else {
+            while !matches!(next(&mut pair.client), Event::Disconnected { .. }) {}
+        }
+        while !matches!(next(&mut pair.server), Event::Disconnected { .. }) {}
+        while pair.client.poll().is_some() {}
+        assert_eq!(pair.client.pool().stats().live_buffers, 0);
+        assert_eq!(pair.server.pool().stats().live_buffers, 0);
+        if close {
+            (pair.to_server, pair.to_client) =
+                connect(&mut pair.client, &mut pair.server, pair.acceptance.address);
+        }
+    }
+}
+
+#[test]
+fn a_wake_up_is_never_lost() {
+    let mut endpoint = endpoint(small());
+    let waker = endpoint.waker();
+    // Before the wait.
+    waker.wake();
+    waker.wake();
+    endpoint.wait(None).unwrap();
+    // During it, from another thread, many times; each wait returns because of a wake-up or hangs for ever.
+    let (ask, asked) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        for () in asked {
+            waker.wake();
+        }
+    });
+    for _ in 0..1000 {
+        ask.send(()).unwrap();
+        endpoint.wait(None).unwrap();
+        assert!(endpoint.poll().is_none());
+    }
+    drop(ask);
+    thread.join().unwrap();
+    // Nothing is left over that would keep it from sleeping: a wait with a limit ends by its limit.
+    endpoint.wait(Some(Duration::from_millis(1))).unwrap();
+}
+
+#[test]
+fn many_connections_share_an_endpoint() {
+    let config = Config {
+        max_connections: 40,
+        recv_depth: 4,
+        ..small()
+    };
+    let mut server = endpoint(config.clone());
+    let mut client = endpoint(config);
+    let acceptance = Acceptance::new(vec![server.acceptor()]);
+    let mut conns: Vec<_> = (0..40)
+        .map(|_| connect(&mut client, &mut server, acceptance.address))
+        .collect();
+    for round in 0..20 {
+        for (at, &(to_server, _)) in conns.iter().enumerate() {
+            client
+                .send(to_server, note(&client, at as u64, b"to one of many"))
+                .unwrap();
+        }
+        for _ in 0..conns.len() {
+            let (conn, received) = message(&mut server);
+            let number = received.tag();
+            assert_eq!(conn, conns[number as usize].1);
+            expect_note(&received, number, b"to one of many");
+            server.send(conn, note(&server, number, b"back")).unwrap();
+        }
+        for _ in 0..conns.len() {
+            let (conn, received) = message(&mut client);
+            assert_eq!(conn, conns[received.tag() as usize].0);
+        }
+        if round % 5 == 4 {
+            let (to_server, to_client) = conns.swap_remove(round);
+            client.close(to_server);
+            assert_eq!(end(&mut server), (to_client, DisconnectCause::Closed));
+            while client.poll().is_some() {}
+            conns.push(connect(&mut client, &mut server, acceptance.address));
+        }
+    }
+}
