@@ -14,7 +14,7 @@ use crate::ffi::*;
 
 const NAME: &str = "soft0";
 /// A limit that bounds nothing here, but that callers compute with.
-const MAX_CQE: c_int = 1 << 22;
+pub(super) const MAX_CQE: c_int = 1 << 22;
 
 /// The one device. It is never freed, so a handle to it is valid for ever.
 struct SoftDevice(ibv_device);

@@ -255,7 +255,7 @@ pub(super) unsafe fn create_cq(
     // SAFETY: see above.
     let context = unsafe { context(handle) };
     pointer(context.process().and_then(|process| {
-        if cqe < 1 {
+        if !(1..=super::device::MAX_CQE).contains(&cqe) {
             return Err(Errno::INVAL);
         }
         let shared = (!channel.is_null()).then(|| {

@@ -292,6 +292,15 @@ impl Qp {
     }
 
     fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let needed = match record.kind {
+            Kind::Skip | Kind::Send => None,
+            Kind::WriteImm => Some(IBV_ACCESS_REMOTE_WRITE),
+            Kind::CompareSwap | Kind::FetchAdd => Some(IBV_ACCESS_REMOTE_ATOMIC),
+        };
+        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
+        if needed.is_some_and(|right| !target.allows(right)) {
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
         match record.kind {
             Kind::Skip => Step::Done,
             Kind::Send => self.take_send(link, ring, at, record),
@@ -381,15 +390,13 @@ impl Qp {
         Step::Done
     }
 
-    /// Whether the peer may access a range of ours by rkey.
+    /// Whether a range may be accessed by rkey.
     fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> bool {
-        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
-        target.allows(access)
-            && keys::lookup(&self.process.info().keys, rkey).is_some_and(|range| {
-                range
-                    .check(self.pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
-                    .is_ok()
-            })
+        keys::lookup(&self.process.info().keys, rkey).is_some_and(|range| {
+            range
+                .check(self.pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
+                .is_ok()
+        })
     }
 
     /// Copies a message to our buffers: out of the ring, or out of the requester's memory.

@@ -9,8 +9,8 @@ use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE, IBV_SEND_INLINE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
-    IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_ACCESS_ERR,
-    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_sge, ibv_wc_status,
 };
@@ -135,12 +135,15 @@ impl Qp {
                 IBV_ACCESS_LOCAL_WRITE,
             ),
         };
+        if !target.allows(access) {
+            return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
+        }
         if len == 0 {
             return Step::Done(success(opcode, 0));
         }
         let check = |target: Target| -> Result<Place, Trouble> {
             if !target.allows(access) {
-                return Err(Trouble::Status(IBV_WC_REM_ACCESS_ERR));
+                return Err(Trouble::Status(IBV_WC_REM_INV_REQ_ERR));
             }
             access::resolve(
                 link,
@@ -178,11 +181,9 @@ impl Qp {
         if len != 8 {
             return Step::Failed(IBV_WC_LOC_LEN_ERR);
         }
-        if !request.remote_addr.is_multiple_of(8) {
+        let is_aligned = request.remote_addr.is_multiple_of(8);
+        if !is_aligned || !target.allows(IBV_ACCESS_REMOTE_ATOMIC) {
             return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
-        }
-        if !target.allows(IBV_ACCESS_REMOTE_ATOMIC) {
-            return Step::Failed(IBV_WC_REM_ACCESS_ERR);
         }
         let (addr, rkey) = (request.remote_addr, request.rkey);
         let swaps = request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
