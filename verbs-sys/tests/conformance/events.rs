@@ -1,0 +1,147 @@
+//! Completion channels.
+
+use verbs_sys::WcStatus;
+
+use crate::support::{QpSetup, Queue, Recv, Request, scripts};
+
+scripts! {
+    /// One event for one request for events, at the next completion.
+    fn an_armed_queue_makes_one_event(ends: &mut Ends) {
+        let link = ends.link();
+        let request = Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0));
+        ends.a.transfer(link.a, request.clone());
+        ends.a.assert_no_event();
+        for _ in 0..3 {
+            ends.a.arm(link.a, Queue::Send, false);
+            ends.a.assert_no_event();
+            ends.a.post_send(link.a, &[request.clone(), request.clone()]);
+            assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+            ends.a.expect(link.a, Queue::Send, 0, WcStatus::Success);
+            ends.a.expect(link.a, Queue::Send, 0, WcStatus::Success);
+            ends.a.transfer(link.a, request.clone());
+            ends.a.assert_no_event();
+        }
+    }
+
+    /// Completions that are already there make no event; so one polls after asking.
+    fn completions_from_before_make_no_event(ends: &mut Ends) {
+        let link = ends.link();
+        ends.b.post_recv(link.b, &[Recv::new(1, &[]), Recv::new(2, &[])]);
+        ends.a.transfer(link.a, Request::send(&[]));
+        ends.b.arm(link.b, Queue::Recv, false);
+        ends.b.assert_no_event();
+        ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
+        ends.a.transfer(link.a, Request::send(&[]));
+        assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+        ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+    }
+
+    /// A sleeping receiver is woken, and so is the sender that waits for it.
+    fn sleepers_are_woken(ends: &mut Ends) {
+        let link = ends.link();
+        for id in 0..20 {
+            ends.b.post_recv(link.b, &[Recv::new(id, &[link.b_mem.sge(0, 100)])]);
+            ends.b.arm(link.b, Queue::Recv, false);
+            ends.a.arm(link.a, Queue::Send, false);
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 100)]).id(id)]);
+            assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+            ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+            assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+            ends.a.expect(link.a, Queue::Send, id, WcStatus::Success);
+        }
+    }
+
+    /// A sender asleep is woken by the receive that it waits for, with the receiver awake.
+    fn a_late_receive_wakes_the_sender(ends: &mut Ends) {
+        let link = ends.link();
+        ends.a.arm(link.a, Queue::Send, false);
+        ends.a.post_send(link.a, &[Request::send(&[]).id(1)]);
+        ends.a.assert_no_event();
+        ends.b.post_recv(link.b, &[Recv::new(2, &[])]);
+        assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+        ends.a.expect(link.a, Queue::Send, 1, WcStatus::Success);
+        ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+    }
+
+    fn solicited_only_waits_for_a_solicited_message(ends: &mut Ends) {
+        let link = ends.link();
+        let target = link.b_mem.at(0);
+        let plain = [Request::send(&[]), Request::write_imm(&[], target, 1)];
+        let solicited = plain.clone().map(Request::solicited);
+        for (plain, solicited) in plain.into_iter().zip(solicited) {
+            ends.b.post_recv(link.b, &[Recv::new(1, &[]), Recv::new(2, &[])]);
+            ends.b.arm(link.b, Queue::Recv, true);
+            ends.a.transfer(link.a, plain);
+            ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
+            ends.b.assert_no_event();
+            ends.a.transfer(link.a, solicited);
+            assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+            ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+        }
+    }
+
+    /// The success of a send is never solicited.
+    fn solicited_only_ignores_sends_that_succeed(ends: &mut Ends) {
+        let link = ends.link();
+        ends.a.arm(link.a, Queue::Send, true);
+        ends.b.post_recv(link.b, &[Recv::new(1, &[])]);
+        ends.a.transfer(link.a, Request::send(&[]).solicited());
+        ends.a.transfer(link.a, Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)));
+        ends.a.assert_no_event();
+    }
+
+    /// Errors are always worth an event.
+    fn errors_count_as_solicited(ends: &mut Ends) {
+        let impatient = QpSetup { rnr_retry: 0, ..QpSetup::default() };
+        let link = ends.link_with(impatient, QpSetup::default());
+        ends.a.arm(link.a, Queue::Send, true);
+        ends.a.post_send(link.a, &[Request::send(&[]).id(1)]);
+        assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+        ends.a.expect(link.a, Queue::Send, 1, WcStatus::RnrRetryExcErr);
+        ends.b.post_recv(link.b, &[Recv::new(2, &[])]);
+        ends.b.arm(link.b, Queue::Recv, true);
+        ends.b.fail(link.b);
+        assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+        ends.b.expect(link.b, Queue::Recv, 2, WcStatus::WrFlushErr);
+    }
+
+    /// A weaker request for events does not take back a stronger one.
+    fn asking_for_less_does_not_disarm(ends: &mut Ends) {
+        let link = ends.link();
+        ends.b.post_recv(link.b, &[Recv::new(1, &[])]);
+        ends.b.arm(link.b, Queue::Recv, false);
+        ends.b.arm(link.b, Queue::Recv, true);
+        ends.a.transfer(link.a, Request::send(&[]));
+        assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+    }
+
+    /// Queues share a channel; the event says which it was.
+    fn an_event_names_its_queue(ends: &mut Ends) {
+        let links = [ends.link(), ends.link(), ends.link()];
+        for link in links {
+            ends.b.post_recv(link.b, &[Recv::new(1, &[])]);
+            ends.b.arm(link.b, Queue::Recv, false);
+            ends.b.arm(link.b, Queue::Send, false);
+        }
+        for link in [links[1], links[2], links[0]] {
+            ends.a.transfer(link.a, Request::send(&[]));
+            assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+        }
+        ends.b.transfer(links[1].b, Request::write(&[], links[1].a_mem.at(0)));
+        assert_eq!(ends.b.wait_event(), (links[1].b.num, Queue::Send));
+        ends.b.assert_no_event();
+    }
+
+    /// A peer's failure wakes whoever sleeps on its receives.
+    fn a_refused_access_wakes_the_target(ends: &mut Ends) {
+        let link = ends.link();
+        ends.b.post_recv(link.b, &[Recv::new(1, &[])]);
+        ends.b.arm(link.b, Queue::Recv, false);
+        let mut wrong = link.b_mem.at(0);
+        wrong.rkey ^= 1 << 8;
+        ends.a.post_send(link.a, &[Request::write(&[link.a_mem.sge(0, 8)], wrong).id(2)]);
+        assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
+        ends.b.expect(link.b, Queue::Recv, 1, WcStatus::WrFlushErr);
+        ends.a.expect(link.a, Queue::Send, 2, WcStatus::RemAccessErr);
+    }
+}

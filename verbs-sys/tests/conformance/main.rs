@@ -1,0 +1,26 @@
+//! What a verbs device must do, checked on the device that `VERBS_DEVICE` names: the same tests run
+//! on the software device and on kernel devices.
+//!
+//! A test is a script for two ends, `a` and `b`. It runs four times: with both ends in this process
+//! and with `b` in another one, each with memory from the device and with memory from the heap.
+//!
+//! Where the standard leaves a choice, or a known device deviates, the test says so.
+
+mod atomics;
+mod concurrency;
+mod events;
+mod lifetime;
+mod messages;
+mod one_sided;
+mod peers;
+mod protection;
+mod queues;
+mod registration;
+mod state;
+mod support;
+
+/// Not a test: the other process of the others, which start this executable again for it.
+#[test]
+fn other_process() {
+    support::serve_if_asked();
+}

@@ -1,0 +1,149 @@
+//! Peers that go away.
+
+use verbs_sys::{QpState, WcStatus};
+
+use crate::support::{Ends, Link, Placement, QpSetup, Queue, Recv, Request, scripts};
+
+/// A peer that does not answer is given up after some ten milliseconds, or on slow machines a few
+/// seconds.
+fn hasty() -> QpSetup {
+    QpSetup {
+        timeout: 10,
+        ..QpSetup::default()
+    }
+}
+
+/// Each kind of request to a peer that will not answer.
+fn requests(link: Link) -> [Request; 4] {
+    let here = link.a_mem.sge(0, 8);
+    [
+        Request::write(&[here], link.b_mem.at(0)),
+        Request::read(&[here], link.b_mem.at(0)),
+        Request::fetch_add(here, link.b_mem.at(0), 1),
+        Request::send(&[here]),
+    ]
+}
+
+#[track_caller]
+fn assert_gives_up(ends: &mut Ends, link: Link, request: Request) {
+    ends.a.post_recv(link.a, &[Recv::new(9, &[])]);
+    ends.a
+        .post_send(link.a, &[request.clone().id(1), request.id(2)]);
+    ends.a.expect(link.a, Queue::Send, 1, WcStatus::RetryExcErr);
+    ends.a.expect(link.a, Queue::Send, 2, WcStatus::WrFlushErr);
+    ends.a.expect(link.a, Queue::Recv, 9, WcStatus::WrFlushErr);
+    ends.a.await_state(link.a, QpState::Err);
+}
+
+scripts! {
+    fn a_destroyed_queue_pair_does_not_answer(ends: &mut Ends) {
+        for kind in 0..4 {
+            let link = ends.link_with(hasty(), QpSetup::default());
+            ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 8)])]);
+            ends.a.transfer(link.a, Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)));
+            ends.b.destroy(link.b);
+            ends.a.fill(link.a_mem, 0xAA);
+            assert_gives_up(ends, link, requests(link)[kind].clone());
+            assert_eq!(ends.b.load(link.b_mem, 0, 8), [0; 8]);
+            ends.a.assert_filled(link.a_mem, 0xAA);
+        }
+    }
+
+    /// A queue pair that has left RTR and RTS neither answers nor lets anybody in.
+    fn a_queue_pair_in_error_does_not_answer(ends: &mut Ends) {
+        for kind in 0..4 {
+            let link = ends.link_with(hasty(), QpSetup::default());
+            ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 8)])]);
+            ends.b.fail(link.b);
+            ends.b.expect(link.b, Queue::Recv, 1, WcStatus::WrFlushErr);
+            ends.a.fill(link.a_mem, 0xAA);
+            assert_gives_up(ends, link, requests(link)[kind].clone());
+            assert_eq!(ends.b.load(link.b_mem, 0, 8), [0; 8]);
+        }
+    }
+
+    fn a_reset_queue_pair_does_not_answer(ends: &mut Ends) {
+        for kind in 0..4 {
+            let link = ends.link_with(hasty(), QpSetup::default());
+            ends.b.reset(link.b);
+            ends.a.fill(link.a_mem, 0xAA);
+            assert_gives_up(ends, link, requests(link)[kind].clone());
+            assert_eq!(ends.b.load(link.b_mem, 0, 8), [0; 8]);
+        }
+    }
+
+    /// A queue pair that was connected anew to another peer is not the old one's any more.
+    fn an_old_peer_is_not_answered(ends: &mut Ends) {
+        let link = ends.link_with(hasty(), QpSetup::default());
+        ends.a.transfer(link.a, Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)));
+        let other = ends.a.create_qp(QpSetup::default());
+        ends.b.reset(link.b);
+        ends.connect_again(other, link.b);
+        ends.a.fill(link.a_mem, 0xAA);
+        assert_gives_up(ends, link, Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(8)));
+        assert_eq!(ends.b.load(link.b_mem, 0, 16), [0; 16]);
+        ends.a.transfer(other, Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(8)));
+        assert_eq!(ends.b.load(link.b_mem, 8, 8), [0xAA; 8]);
+    }
+
+    /// A message that waits for a receive is given up when the peer goes.
+    fn a_waiting_sender_learns_that_its_peer_is_gone(ends: &mut Ends) {
+        let link = ends.link_with(hasty(), QpSetup::default());
+        ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 8)]).id(1)]);
+        ends.a.assert_idle(link.a, Queue::Send);
+        ends.b.destroy(link.b);
+        ends.a.expect(link.a, Queue::Send, 1, WcStatus::RetryExcErr);
+        ends.a.await_state(link.a, QpState::Err);
+    }
+}
+
+/// A process that is killed in the middle of everything.
+fn a_killed_process(ends: &mut Ends) {
+    let (idle, busy, waiting) = (
+        ends.link_with(hasty(), hasty()),
+        ends.link_with(hasty(), hasty()),
+        ends.link_with(hasty(), hasty()),
+    );
+    let message = Request::send(&[waiting.a_mem.sge(0, 8)]);
+    ends.a
+        .post_send(waiting.a, &[message.clone().id(1), message.id(2)]);
+    ends.a.transfer(
+        busy.a,
+        Request::write(&[busy.a_mem.sge(0, 8)], busy.b_mem.at(0)),
+    );
+    ends.kill_b();
+    ends.a
+        .expect(waiting.a, Queue::Send, 1, WcStatus::RetryExcErr);
+    ends.a
+        .expect(waiting.a, Queue::Send, 2, WcStatus::WrFlushErr);
+    for link in [busy, idle] {
+        // A device may notice by itself, and then flushes.
+        let request = Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0));
+        ends.a.post_send(link.a, &[request.id(3)]);
+        let statuses = [WcStatus::RetryExcErr, WcStatus::WrFlushErr];
+        ends.a.expect_one_of(link.a, Queue::Send, 3, &statuses);
+        ends.a.await_state(link.a, QpState::Err);
+    }
+    // The end that is left works on.
+    let (one, other) = (
+        ends.a.create_qp(QpSetup::default()),
+        ends.a.create_qp(QpSetup::default()),
+    );
+    ends.a.connect_within(one, other);
+    ends.a.transfer(
+        one,
+        Request::write(&[idle.a_mem.sge(0, 8)], idle.a_mem.at(64)),
+    );
+}
+
+#[test]
+fn a_killed_process_is_noticed_device_memory() {
+    let memory = crate::support::MemoryKind::Device;
+    a_killed_process(&mut Ends::open(Placement::TwoProcesses, memory));
+}
+
+#[test]
+fn a_killed_process_is_noticed_heap_memory() {
+    let memory = crate::support::MemoryKind::Heap;
+    a_killed_process(&mut Ends::open(Placement::TwoProcesses, memory));
+}

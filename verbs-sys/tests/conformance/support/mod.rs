@@ -1,0 +1,400 @@
+//! Two ends, wherever they live, and how a test drives them.
+
+mod command;
+mod memory;
+mod process;
+mod side;
+
+use std::{fmt::Debug, ops::Range};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use verbs_sys::{AccessFlags, QpState, WcStatus};
+
+use self::{command::Bytes, process::Process, side::Side};
+pub use self::{
+    command::{
+        Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv, Refused, Region,
+        Request, Target,
+    },
+    process::serve_if_asked,
+    side::PATIENCE,
+};
+
+/// Everything that a region can allow.
+pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+/// Where the end `b` lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    OneProcess,
+    TwoProcesses,
+}
+
+/// Makes four tests of a script.
+macro_rules! scripts {
+    ($($(#[$doc:meta])* fn $name:ident($ends:ident: &mut Ends) $body:block)+) => {$(
+        mod $name {
+            use super::*;
+            use $crate::support::{MemoryKind::*, Placement::*};
+
+            $(#[$doc])*
+            fn script($ends: &mut $crate::support::Ends) $body
+
+            #[test]
+            fn one_process_device_memory() {
+                script(&mut $crate::support::Ends::open(OneProcess, Device));
+            }
+
+            #[test]
+            fn one_process_heap_memory() {
+                script(&mut $crate::support::Ends::open(OneProcess, Heap));
+            }
+
+            #[test]
+            fn two_processes_device_memory() {
+                script(&mut $crate::support::Ends::open(TwoProcesses, Device));
+            }
+
+            #[test]
+            fn two_processes_heap_memory() {
+                script(&mut $crate::support::Ends::open(TwoProcesses, Heap));
+            }
+        }
+    )+};
+}
+pub(crate) use scripts;
+
+/// Both ends of a test.
+pub struct Ends {
+    pub a: End,
+    pub b: End,
+}
+
+impl Ends {
+    pub fn open(placement: Placement, memory: MemoryKind) -> Self {
+        let b = match placement {
+            Placement::OneProcess => End::Here(Box::new(Side::open(memory))),
+            Placement::TwoProcesses => End::There(Process::start(memory)),
+        };
+        Self {
+            a: End::Here(Box::new(Side::open(memory))),
+            b,
+        }
+    }
+
+    /// Whether this is the software device, which does everything by the book.
+    pub fn is_software(&mut self) -> bool {
+        self.a.call(Command::IsSoftware)
+    }
+
+    /// Connects a new queue pair of each end, and registers 64 KiB for everything at each end.
+    pub fn link(&mut self) -> Link {
+        self.link_with(QpSetup::default(), QpSetup::default())
+    }
+
+    /// The same with queue pairs of certain setups.
+    pub fn link_with(&mut self, a: QpSetup, b: QpSetup) -> Link {
+        let (pd_a, pd_b) = (a.pd, b.pd);
+        let (a, b) = self.connect(a, b);
+        Link {
+            a,
+            b,
+            a_mem: self.a.register(pd_a, REGION, ALL_ACCESS),
+            b_mem: self.b.register(pd_b, REGION, ALL_ACCESS),
+        }
+    }
+
+    /// Connects a new queue pair of each end.
+    pub fn connect(&mut self, a: QpSetup, b: QpSetup) -> (Qp, Qp) {
+        let (a, b) = (self.a.create_qp(a), self.b.create_qp(b));
+        self.connect_again(a, b);
+        (a, b)
+    }
+
+    /// Connects two queue pairs that are in RESET.
+    pub fn connect_again(&mut self, a: Qp, b: Qp) {
+        let () = self.a.call(Command::Init { qp: a.id });
+        let () = self.b.call(Command::Init { qp: b.id });
+        self.connect_from_init(a, b);
+    }
+
+    /// Connects two queue pairs that are in INIT.
+    pub fn connect_from_init(&mut self, a: Qp, b: Qp) {
+        let at_a = self.a.call(Command::Endpoint { qp: a.id });
+        let at_b = self.b.call(Command::Endpoint { qp: b.id });
+        let () = self.a.call(Command::Connect {
+            qp: a.id,
+            remote: at_b,
+        });
+        let () = self.b.call(Command::Connect {
+            qp: b.id,
+            remote: at_a,
+        });
+    }
+
+    /// Has the process of `b` killed. Nothing can be asked of it any more.
+    pub fn kill_b(&mut self) {
+        match &mut self.b {
+            End::Here(_) => panic!("that is this process"),
+            End::There(process) => process.kill(),
+        }
+    }
+}
+
+/// Bytes of the regions that a link comes with.
+pub const REGION: usize = 64 << 10;
+
+/// Two connected queue pairs and a region at each end.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    pub a: Qp,
+    pub b: Qp,
+    pub a_mem: Region,
+    pub b_mem: Region,
+}
+
+/// An end, here or in another process.
+pub enum End {
+    Here(Box<Side>),
+    There(Process),
+}
+
+impl End {
+    /// Has it do something; the command's description names the type of the answer.
+    pub fn call<T: DeserializeOwned>(&mut self, command: Command) -> T {
+        let name = format!("{command:?}");
+        let answer: Value = match self {
+            Self::Here(side) => side.execute(command),
+            Self::There(process) => process.call(&command),
+        };
+        serde_json::from_value(answer)
+            .unwrap_or_else(|error| panic!("{name}: an answer of another type: {error}"))
+    }
+
+    /// Connects two fresh queue pairs of this end to each other.
+    pub fn connect_within(&mut self, one: Qp, other: Qp) {
+        self.init(one);
+        self.init(other);
+        let first = self.call(Command::Endpoint { qp: one.id });
+        let second = self.call(Command::Endpoint { qp: other.id });
+        let () = self.call(Command::Connect {
+            qp: one.id,
+            remote: second,
+        });
+        let () = self.call(Command::Connect {
+            qp: other.id,
+            remote: first,
+        });
+    }
+
+    pub fn alloc_pd(&mut self) -> usize {
+        self.call(Command::AllocPd)
+    }
+
+    pub fn register(&mut self, pd: usize, len: usize, access: AccessFlags) -> Region {
+        let access = access.bits();
+        self.call(Command::Register { pd, len, access })
+    }
+
+    pub fn deregister(&mut self, region: Region) {
+        self.call(Command::Deregister { region: region.id })
+    }
+
+    pub fn store(&mut self, region: Region, offset: usize, bytes: &[u8]) {
+        self.call(Command::Store {
+            region: region.id,
+            offset,
+            bytes: Bytes(bytes.to_vec()),
+        })
+    }
+
+    pub fn fill(&mut self, region: Region, byte: u8) {
+        self.call(Command::Fill {
+            region: region.id,
+            byte,
+        })
+    }
+
+    pub fn load(&mut self, region: Region, offset: usize, len: usize) -> Vec<u8> {
+        let bytes: Bytes = self.call(Command::Load {
+            region: region.id,
+            offset,
+            len,
+        });
+        bytes.0
+    }
+
+    pub fn store_word(&mut self, region: Region, offset: usize, word: u64) {
+        self.store(region, offset, &word.to_ne_bytes());
+    }
+
+    pub fn load_word(&mut self, region: Region, offset: usize) -> u64 {
+        let bytes = self.load(region, offset, 8);
+        u64::from_ne_bytes(bytes.try_into().expect("8 bytes"))
+    }
+
+    /// Asserts that every byte of the region has this value.
+    #[track_caller]
+    pub fn assert_filled(&mut self, region: Region, byte: u8) {
+        let bytes = self.load(region, 0, region.len);
+        let other = bytes.iter().position(|found| *found != byte);
+        assert_eq!(other, None, "a byte that must not change has changed");
+    }
+
+    /// Asserts that the bytes outside `range` are as they were registered.
+    #[track_caller]
+    pub fn assert_zero_but(&mut self, region: Region, range: Range<usize>) {
+        let bytes = self.load(region, 0, region.len);
+        let outside = |(i, byte): (usize, &u8)| !range.contains(&i) && *byte != 0;
+        let other = bytes.iter().enumerate().position(outside);
+        assert_eq!(other, None, "a byte that must not change has changed");
+    }
+
+    pub fn create_qp(&mut self, setup: QpSetup) -> Qp {
+        self.call(Command::CreateQp { setup })
+    }
+
+    pub fn init(&mut self, qp: Qp) {
+        self.call(Command::Init { qp: qp.id })
+    }
+
+    pub fn fail(&mut self, qp: Qp) {
+        self.call(Command::ToErr { qp: qp.id })
+    }
+
+    pub fn reset(&mut self, qp: Qp) {
+        self.call(Command::ToReset { qp: qp.id })
+    }
+
+    pub fn destroy(&mut self, qp: Qp) {
+        self.call(Command::DestroyQp { qp: qp.id })
+    }
+
+    pub fn state(&mut self, qp: Qp) -> QpState {
+        side::state(self.call(Command::State { qp: qp.id }))
+    }
+
+    pub fn try_post_send(&mut self, qp: Qp, list: &[Request]) -> Result<(), Refused> {
+        self.call(Command::PostSend {
+            qp: qp.id,
+            list: list.to_vec(),
+        })
+    }
+
+    #[track_caller]
+    pub fn post_send(&mut self, qp: Qp, list: &[Request]) {
+        assert_eq!(self.try_post_send(qp, list), Ok(()), "posting {list:?}");
+    }
+
+    pub fn try_post_recv(&mut self, qp: Qp, list: &[Recv]) -> Result<(), Refused> {
+        self.call(Command::PostRecv {
+            qp: qp.id,
+            list: list.to_vec(),
+        })
+    }
+
+    #[track_caller]
+    pub fn post_recv(&mut self, qp: Qp, list: &[Recv]) {
+        assert_eq!(self.try_post_recv(qp, list), Ok(()), "posting {list:?}");
+    }
+
+    pub fn poll(&mut self, qp: Qp, queue: Queue) -> Option<Completion> {
+        self.call(Command::Poll { qp: qp.id, queue })
+    }
+
+    /// The next completion, which must come.
+    pub fn wait(&mut self, qp: Qp, queue: Queue) -> Completion {
+        self.call(Command::Wait { qp: qp.id, queue })
+    }
+
+    /// The next completion, which must be of this request of this queue pair and have this status.
+    #[track_caller]
+    pub fn expect(&mut self, qp: Qp, queue: Queue, wr_id: u64, status: WcStatus) -> Completion {
+        self.expect_one_of(qp, queue, wr_id, &[status])
+    }
+
+    /// The same with a choice of statuses.
+    #[track_caller]
+    pub fn expect_one_of(
+        &mut self,
+        qp: Qp,
+        queue: Queue,
+        wr_id: u64,
+        statuses: &[WcStatus],
+    ) -> Completion {
+        let completion = self.wait(qp, queue);
+        let status = completion.status();
+        assert!(
+            statuses.contains(&status),
+            "got {status:?}, not {statuses:?}, of {wr_id}"
+        );
+        assert_eq!(completion.wr_id, wr_id, "{status:?} of another request");
+        assert_eq!(completion.qp_num, qp.num);
+        completion
+    }
+
+    /// Posts one send request and waits for its success.
+    #[track_caller]
+    pub fn transfer(&mut self, qp: Qp, request: Request) -> Completion {
+        let id = request.wr_id;
+        self.post_send(qp, &[request]);
+        self.expect(qp, Queue::Send, id, WcStatus::Success)
+    }
+
+    /// Asserts that no completion is there, for as long as a few polls take.
+    #[track_caller]
+    pub fn assert_idle(&mut self, qp: Qp, queue: Queue) {
+        for _ in 0..100 {
+            assert_eq!(self.poll(qp, queue), None);
+        }
+    }
+
+    /// Waits until the queue pair is in this state: an end learns of an error by itself.
+    #[track_caller]
+    pub fn await_state(&mut self, qp: Qp, state: QpState) {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.state(qp) != state {
+            assert!(std::time::Instant::now() < deadline, "never in {state:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn arm(&mut self, qp: Qp, queue: Queue, solicited_only: bool) {
+        self.call(Command::Arm {
+            qp: qp.id,
+            queue,
+            solicited_only,
+        })
+    }
+
+    /// The event that must come, as the number of its queue pair and the queue.
+    #[track_caller]
+    pub fn wait_event(&mut self) -> (u32, Queue) {
+        let event: Option<(u32, Queue)> = self.call(Command::Event { wait: true });
+        event.expect("no event came")
+    }
+
+    #[track_caller]
+    pub fn assert_no_event(&mut self) {
+        let event: Option<(u32, Queue)> = self.call(Command::Event { wait: false });
+        assert_eq!(event, None);
+    }
+}
+
+/// Bytes that differ from their neighbours and from those of other seeds.
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i * 31 + i / 256 + seed * 7 + 1) as u8)
+        .collect()
+}
+
+/// `Err(Refused)` with this error for the request of this index.
+#[track_caller]
+pub fn assert_refused<T: Debug + PartialEq>(result: &Result<T, Refused>, errno: i32, index: usize) {
+    let refused = result.as_ref().expect_err("was not refused");
+    assert_eq!(*refused, Refused { errno, index });
+}

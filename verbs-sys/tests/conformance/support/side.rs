@@ -1,0 +1,447 @@
+//! One end, in the process where it lives.
+
+use std::{
+    ptr, thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use verbs_sys::{
+    AccessFlags, CompletionChannel, CompletionQueue, Context, ProtectionDomain, QpAttrMask,
+    QpState, QueuePair, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
+};
+
+use super::{
+    command::{
+        Address, Bytes, Command, Completion, MemoryKind, Qp, QpSetup, Queue, Recv, Refused, Region,
+        Request, Target,
+    },
+    memory::Memory,
+};
+
+/// How long to wait for what must come. An emulated machine is a hundred times slower than a real
+/// one; nothing that works waits for so long.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The objects of one end. Fields in the order in which they go.
+pub struct Side {
+    qps: Vec<Option<Pair>>,
+    memories: Vec<Memory>,
+    pds: Vec<ProtectionDomain>,
+    channel: CompletionChannel,
+    context: Context,
+    memory: MemoryKind,
+    gid_index: u8,
+}
+
+/// A queue pair with its own completion queues.
+struct Pair {
+    qp: QueuePair,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    setup: QpSetup,
+    psn: u32,
+}
+
+impl Pair {
+    fn cq(&self, queue: Queue) -> &CompletionQueue {
+        match queue {
+            Queue::Send => &self.send_cq,
+            Queue::Recv => &self.recv_cq,
+        }
+    }
+}
+
+impl Side {
+    pub fn open(memory: MemoryKind) -> Self {
+        let device = find_device(None).expect("no device");
+        let context = device.open().expect("the device does not open");
+        let (gid_index, _) = context.choose_gid(1).expect("no address");
+        Self {
+            qps: Vec::new(),
+            memories: Vec::new(),
+            pds: vec![context.alloc_pd().expect("no protection domain")],
+            channel: context.create_comp_channel().expect("no channel"),
+            context,
+            memory,
+            gid_index,
+        }
+    }
+
+    /// Does what it is told and gives the answer that the command's description says.
+    pub fn execute(&mut self, command: Command) -> Value {
+        match command {
+            Command::Open { .. } => panic!("already open"),
+            Command::IsSoftware => return json(self.context.device().is_software()),
+            Command::AllocPd => {
+                self.pds.push(self.context.alloc_pd().expect("no domain"));
+                return json(self.pds.len() - 1);
+            }
+            Command::Register { pd, len, access } => return json(self.register(pd, len, access)),
+            Command::Deregister { region } => self.memories[region].deregister(),
+            Command::Store {
+                region,
+                offset,
+                bytes,
+            } => self.memories[region].store(offset, &bytes.0),
+            Command::Fill { region, byte } => self.memories[region].fill(byte),
+            Command::Load {
+                region,
+                offset,
+                len,
+            } => return json(Bytes(self.memories[region].load(offset, len))),
+            Command::CreateQp { setup } => return json(self.create_qp(setup)),
+            Command::Init { qp } => {
+                let pair = self.pair(qp);
+                let access = AccessFlags::from_bits_retain(pair.setup.access);
+                pair.qp.to_init(access, 1).expect("no way to INIT");
+            }
+            Command::Endpoint { qp } => return json(self.endpoint(qp)),
+            Command::Connect { qp, remote } => self.connect(qp, remote),
+            Command::ToErr { qp } => self.qp(qp).to_err().expect("no way to ERR"),
+            Command::ToReset { qp } => {
+                let attr = ffi::ibv_qp_attr {
+                    qp_state: ffi::IBV_QPS_RESET,
+                    ..ffi::ibv_qp_attr::zeroed()
+                };
+                let result = self.qp(qp).modify(&attr, QpAttrMask::STATE);
+                result.expect("no way to RESET");
+            }
+            Command::DestroyQp { qp } => drop(self.qps[qp].take()),
+            Command::State { qp } => return json(self.state(qp)),
+            Command::PostSend { qp, list } => return json(post_send(self.qp(qp), &list)),
+            Command::PostRecv { qp, list } => return json(post_recv(self.qp(qp), &list)),
+            Command::Poll { qp, queue } => return json(poll(self.pair(qp).cq(queue))),
+            Command::Wait { qp, queue } => return json(wait(self.pair(qp).cq(queue))),
+            Command::Arm {
+                qp,
+                queue,
+                solicited_only,
+            } => {
+                let result = self.pair(qp).cq(queue).req_notify(solicited_only);
+                result.expect("cannot arm");
+            }
+            Command::Event { wait } => return json(self.event(wait)),
+            Command::FetchAdds {
+                qps,
+                results,
+                target,
+                count,
+            } => return json(self.fetch_adds(&qps, results, target, count)),
+            Command::CompareSwaps {
+                qps,
+                results,
+                target,
+                count,
+            } => self.compare_swaps(&qps, results, target, count),
+            Command::WriteUntilRefused { qp, source, target } => {
+                return json(self.write_until_refused(qp, source, target));
+            }
+        }
+        Value::Null
+    }
+
+    fn pair(&self, qp: usize) -> &Pair {
+        self.qps[qp].as_ref().expect("the queue pair is destroyed")
+    }
+
+    fn qp(&self, qp: usize) -> &QueuePair {
+        &self.pair(qp).qp
+    }
+
+    fn register(&mut self, pd: usize, len: usize, access: u32) -> Region {
+        let access = AccessFlags::from_bits_retain(access);
+        let memory =
+            Memory::register(&self.pds[pd], self.memory, len, access).expect("registering failed");
+        let region = memory.region();
+        let answer = Region {
+            id: self.memories.len(),
+            addr: region.addr(),
+            len,
+            lkey: region.lkey(),
+            rkey: region.rkey(),
+        };
+        self.memories.push(memory);
+        answer
+    }
+
+    fn create_qp(&mut self, setup: QpSetup) -> Qp {
+        let make = || {
+            self.context
+                .create_cq(256, Some(&self.channel))
+                .expect("no completion queue")
+        };
+        let (send_cq, recv_cq) = (make(), make());
+        let init = QueuePairInit {
+            max_send_wr: setup.max_send_wr,
+            max_recv_wr: setup.max_recv_wr,
+            max_send_sge: setup.max_sge,
+            max_recv_sge: setup.max_sge,
+            max_inline_data: setup.max_inline_data,
+            sq_sig_all: setup.sq_sig_all,
+            ..QueuePairInit::new(&send_cq, &recv_cq)
+        };
+        let qp = self.pds[setup.pd].create_qp(&init).expect("no queue pair");
+        let (num, cap, id) = (qp.qp_num(), qp.cap(), self.qps.len());
+        self.qps.push(Some(Pair {
+            qp,
+            send_cq,
+            recv_cq,
+            setup,
+            // Anything: near the end, so that it wraps.
+            psn: 0xff_fff0 + id as u32 % 16,
+        }));
+        Qp {
+            id,
+            num,
+            max_send_wr: cap.max_send_wr as usize,
+            max_recv_wr: cap.max_recv_wr as usize,
+            max_send_sge: cap.max_send_sge as usize,
+            max_recv_sge: cap.max_recv_sge as usize,
+            max_inline_data: cap.max_inline_data as usize,
+        }
+    }
+
+    fn endpoint(&self, qp: usize) -> Address {
+        let pair = self.pair(qp);
+        let path = pair.setup.path(self.gid_index);
+        let endpoint = pair.qp.endpoint(&path, pair.psn).expect("no endpoint");
+        endpoint.into()
+    }
+
+    fn connect(&self, qp: usize, remote: Address) {
+        let pair = self.pair(qp);
+        let path = pair.setup.path(self.gid_index);
+        pair.qp
+            .to_rtr(&remote.into(), &path)
+            .expect("no way to RTR");
+        pair.qp.to_rts(pair.psn, &path).expect("no way to RTS");
+    }
+
+    fn state(&self, qp: usize) -> u32 {
+        let attr = self.qp(qp).query(QpAttrMask::STATE);
+        attr.expect("no state").qp_state
+    }
+
+    fn event(&self, wait: bool) -> Option<(u32, Queue)> {
+        let event = if wait {
+            self.channel.wait_timeout(PATIENCE)
+        } else {
+            self.channel.try_get_event()
+        };
+        let event = event.expect("no event")?;
+        let of = |pair: &Pair| {
+            let queue = [Queue::Send, Queue::Recv]
+                .into_iter()
+                .find(|queue| event.is_of(pair.cq(*queue)))?;
+            Some((pair.qp.qp_num(), queue))
+        };
+        Some(
+            self.qps
+                .iter()
+                .flatten()
+                .find_map(of)
+                .expect("a stray event"),
+        )
+    }
+
+    /// Runs `work` in one thread for each queue pair, with 8 bytes of `results` for each.
+    fn in_threads<T: std::marker::Send>(
+        &self,
+        qps: &[usize],
+        results: usize,
+        work: impl Fn(&Pair, &Memory, usize) -> T + Sync,
+    ) -> Vec<T> {
+        let (work, memory) = (&work, &self.memories[results]);
+        thread::scope(|scope| {
+            let start = |(index, qp): (usize, &usize)| {
+                let pair = self.pair(*qp);
+                scope.spawn(move || work(pair, memory, 8 * index))
+            };
+            let threads: Vec<_> = qps.iter().enumerate().map(start).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a thread panicked"))
+                .collect()
+        })
+    }
+
+    fn fetch_adds(&self, qps: &[usize], results: usize, target: Target, count: usize) -> Vec<u64> {
+        let found = self.in_threads(qps, results, |pair, memory, offset| {
+            let add = |_| {
+                let request = Request::fetch_add(element(memory, offset, 8), target, 1);
+                transfer(pair, &request);
+                word(memory, offset)
+            };
+            (0..count).map(add).collect::<Vec<u64>>()
+        });
+        found.concat()
+    }
+
+    fn compare_swaps(&self, qps: &[usize], results: usize, target: Target, count: usize) {
+        self.in_threads(qps, results, |pair, memory, offset| {
+            let result = element(memory, offset, 8);
+            for _ in 0..count {
+                transfer(pair, &Request::read(&[result], target));
+                loop {
+                    let expected = word(memory, offset);
+                    let new = expected.wrapping_add(1);
+                    transfer(pair, &Request::compare_swap(result, target, expected, new));
+                    if word(memory, offset) == expected {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+
+    fn write_until_refused(&self, qp: usize, source: usize, target: Target) -> u32 {
+        let (pair, memory) = (self.pair(qp), &self.memories[source]);
+        let deadline = Instant::now() + PATIENCE;
+        let mut value = 0_u64;
+        while Instant::now() < deadline {
+            value += 1;
+            memory.store(0, &value.to_ne_bytes());
+            let request = Request::write(&[element(memory, 0, 8)], target);
+            post_send(&pair.qp, &[request]).expect("cannot post");
+            let completion = wait(&pair.send_cq);
+            if completion.status() != WcStatus::Success {
+                return completion.raw_status();
+            }
+        }
+        panic!("the target stayed open");
+    }
+}
+
+fn json(answer: impl serde::Serialize) -> Value {
+    serde_json::to_value(answer).expect("an answer that cannot travel")
+}
+
+/// A local element in a side's own memory.
+fn element(memory: &Memory, offset: usize, len: u32) -> super::command::Element {
+    super::command::Element {
+        addr: memory.region().addr() + offset as u64,
+        len,
+        lkey: memory.region().lkey(),
+    }
+}
+
+fn word(memory: &Memory, offset: usize) -> u64 {
+    let bytes = memory.load(offset, 8);
+    u64::from_ne_bytes(bytes.try_into().expect("8 bytes"))
+}
+
+/// Posts one request and waits for its success.
+fn transfer(pair: &Pair, request: &Request) {
+    post_send(&pair.qp, std::slice::from_ref(request)).expect("cannot post");
+    assert_eq!(wait(&pair.send_cq).status(), WcStatus::Success);
+}
+
+fn poll(cq: &CompletionQueue) -> Option<Completion> {
+    let mut completions = [WorkCompletion::default()];
+    match cq.poll(&mut completions).expect("cannot poll") {
+        0 => None,
+        _ => Some(Completion::from(&completions[0])),
+    }
+}
+
+fn wait(cq: &CompletionQueue) -> Completion {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(completion) = poll(cq) {
+            return completion;
+        }
+        assert!(Instant::now() < deadline, "no completion came");
+        // Others may need this processor to get there.
+        thread::yield_now();
+    }
+}
+
+fn post_send(qp: &QueuePair, list: &[Request]) -> Result<(), Refused> {
+    let mut elements: Vec<Vec<ffi::ibv_sge>> = list
+        .iter()
+        .map(|request| request.elements.iter().map(|e| (*e).into()).collect())
+        .collect();
+    let mut requests: Vec<ffi::ibv_send_wr> = list
+        .iter()
+        .zip(&mut elements)
+        .map(|(request, elements)| raw_send(request, elements))
+        .collect();
+    let first = requests.as_mut_ptr();
+    for index in 1..requests.len() {
+        // SAFETY: inside the vector, as is the one before it.
+        unsafe { (*first.add(index - 1)).next = first.add(index) };
+    }
+    // SAFETY: a valid list; elements with good keys lie in memories, which outlive their queue
+    // pairs, and of which no reference exists.
+    let result = unsafe { qp.post_send(first) };
+    result.map_err(|error| Refused {
+        errno: error.source.raw_os_error().unwrap_or(0),
+        // SAFETY: the device names a request of the list.
+        index: unsafe { error.bad_wr.offset_from(first) } as usize,
+    })
+}
+
+fn raw_send(request: &Request, elements: &mut [ffi::ibv_sge]) -> ffi::ibv_send_wr {
+    let Target { addr, rkey } = request.target;
+    let mut raw = ffi::ibv_send_wr {
+        wr_id: request.wr_id,
+        sg_list: elements.as_mut_ptr(),
+        num_sge: elements.len() as i32,
+        opcode: request.opcode,
+        send_flags: request.flags,
+        imm_data: request.imm.to_be(),
+        ..ffi::ibv_send_wr::zeroed()
+    };
+    match request.opcode {
+        ffi::IBV_WR_ATOMIC_CMP_AND_SWP | ffi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            raw.wr.atomic = ffi::ibv_send_wr_atomic {
+                remote_addr: addr,
+                compare_add: request.compare_add,
+                swap: request.swap,
+                rkey,
+            };
+        }
+        _ => {
+            raw.wr.rdma = ffi::ibv_send_wr_rdma {
+                remote_addr: addr,
+                rkey,
+            };
+        }
+    }
+    raw
+}
+
+fn post_recv(qp: &QueuePair, list: &[Recv]) -> Result<(), Refused> {
+    let mut elements: Vec<Vec<ffi::ibv_sge>> = list
+        .iter()
+        .map(|request| request.elements.iter().map(|e| (*e).into()).collect())
+        .collect();
+    let mut requests: Vec<ffi::ibv_recv_wr> = list
+        .iter()
+        .zip(&mut elements)
+        .map(|(request, elements)| ffi::ibv_recv_wr {
+            wr_id: request.wr_id,
+            next: ptr::null_mut(),
+            sg_list: elements.as_mut_ptr(),
+            num_sge: elements.len() as i32,
+        })
+        .collect();
+    let first = requests.as_mut_ptr();
+    for index in 1..requests.len() {
+        // SAFETY: inside the vector, as is the one before it.
+        unsafe { (*first.add(index - 1)).next = first.add(index) };
+    }
+    // SAFETY: as in `post_send`.
+    let result = unsafe { qp.post_recv(first) };
+    result.map_err(|error| Refused {
+        errno: error.source.raw_os_error().unwrap_or(0),
+        // SAFETY: the device names a request of the list.
+        index: unsafe { error.bad_wr.offset_from(first) } as usize,
+    })
+}
+
+/// The state that a number stands for.
+pub fn state(number: u32) -> QpState {
+    number.into()
+}
