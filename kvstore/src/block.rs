@@ -83,6 +83,7 @@ impl Header {
     }
 
     /// State and version.
+    #[cfg(test)]
     pub fn state(&self) -> (State, u64) {
         let word = self.state.get();
         let state = if word & 1 == 1 {
@@ -126,14 +127,6 @@ impl Expected {
     /// is proven by a second header, read after it, for which this holds too.
     pub fn matches(&self, header: &Header, value: Checksummed<'_>) -> bool {
         *header == Header::live(*self, value)
-    }
-
-    /// Whether `header` belongs to the expected version, live or retired. Enough for a block that the server holds
-    /// for this reader, which is not reused before the reader lets go.
-    pub fn is_version(&self, header: &Header) -> bool {
-        header.state().1 == self.version
-            && header.key_hash.get() == self.key_hash
-            && header.length.get() == self.length as u64
     }
 }
 
@@ -192,7 +185,6 @@ mod tests {
         let header = Header::parse(&bytes).unwrap();
         assert_eq!(header.state(), (State::Retired, 7));
         assert!(!want.matches(&header, Checksummed::of(b"abc")));
-        assert!(want.is_version(&header));
     }
 
     #[test]
@@ -212,7 +204,6 @@ mod tests {
             let want = expected(version, &key, value.len());
             let header = Header::live(want, Checksummed::of(&value));
             prop_assert!(want.matches(&header, Checksummed::of(&value)));
-            prop_assert!(want.is_version(&header));
         }
 
         /// A READ that overlaps the reuse of a block may return, word by word, the old or the new content.

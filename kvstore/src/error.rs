@@ -4,10 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::limits::LimitError;
+use wire::{AcceptError, BindError};
 
-/// Whatever a lower layer reported.
-type Source = Box<dyn std::error::Error + Send + Sync>;
+use crate::device::Source;
+use crate::limits::LimitError;
 
 /// A client could not be connected.
 #[derive(Debug, thiserror::Error)]
@@ -21,14 +21,8 @@ pub enum ConnectError {
         source: Source,
     },
     /// Nobody answered as a server should: no server at the address, another protocol or version, or too slow.
-    #[error("connect to the server at {address}: {source}")]
-    Rendezvous {
-        /// The server's address.
-        address: SocketAddr,
-        /// What the rendezvous said.
-        #[source]
-        source: Source,
-    },
+    #[error(transparent)]
+    Greeting(#[from] wire::ConnectError),
 }
 
 /// A server could not be started, or had to stop.
@@ -42,15 +36,12 @@ pub enum ServeError {
         #[source]
         source: Source,
     },
-    /// The address could not be listened on.
-    #[error("listen on {address}: {source}")]
-    Listen {
-        /// The address asked for.
-        address: SocketAddr,
-        /// What the system said.
-        #[source]
-        source: Source,
-    },
+    /// The address could not be listened on; it may be in use.
+    #[error(transparent)]
+    Listen(#[from] BindError),
+    /// The listening socket failed.
+    #[error(transparent)]
+    Accept(AcceptError),
     /// A thread could not be started.
     #[error("start a thread: {0}; raise the limit on threads")]
     Thread(#[source] io::Error),

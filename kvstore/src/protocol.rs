@@ -11,7 +11,7 @@ use rkyv::with::InlineAsBox;
 use rkyv::{Archive, Serialize};
 
 /// Version of the messages and of the block format, compared when a connection is set up.
-pub const VERSION: u16 = 1;
+pub const VERSION: u32 = 1;
 
 /// What a message is, as it stands in the header of its frame.
 pub mod kind {
@@ -199,6 +199,19 @@ impl From<&ArchivedStatistics> for Statistics {
             puts: archived.puts.to_native(),
             gets: archived.gets.to_native(),
             deletes: archived.deletes.to_native(),
+        }
+    }
+}
+
+impl From<ArchivedStatus> for Status {
+    fn from(archived: ArchivedStatus) -> Self {
+        match archived {
+            ArchivedStatus::Ok => Self::Ok,
+            ArchivedStatus::NotFound => Self::NotFound,
+            ArchivedStatus::OutOfMemory => Self::OutOfMemory,
+            ArchivedStatus::OutOfLimits => Self::OutOfLimits,
+            ArchivedStatus::Malformed => Self::Malformed,
+            ArchivedStatus::Registration => Self::Registration,
         }
     }
 }

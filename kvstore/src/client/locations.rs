@@ -109,6 +109,7 @@ impl Locations {
     }
 
     /// Keys remembered.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }

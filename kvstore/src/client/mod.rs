@@ -1,23 +1,50 @@
 //! The client: put, get, delete, each one synchronous operation on one connection.
 
-pub mod locations;
+mod link;
+mod locations;
+mod typed;
+mod value;
 
-use std::marker::PhantomData;
+use std::fmt;
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 
-use crate::config::ClientConfig;
-use crate::error::{ConnectError, OperationError};
-use crate::protocol::Statistics;
+use mr_pool::{Buffer, Pool};
+use verbs_sys::RemoteAddr;
+use wire::{Encode, Received, View};
 
-/// A connection to a server. One operation at a time; for more, connect more clients. `Send`, so it may move between
+pub use value::{Typed, Value, ValueBuffer, ViewError};
+
+use crate::block::{CHECKSUMMED, Checksummed, Expected, HEADER, Header};
+use crate::config::{ClientConfig, INLINE_VALUE, Memory};
+use crate::device;
+use crate::error::{ConnectError, OperationError, Refusal};
+use crate::hash::key_hash;
+use crate::limits::{check_key, check_value};
+use crate::protocol::{
+    self, ArchivedReply, Delete, Get, Location, Put, PutFrom, Reply, Stat, Statistics, Status,
+    Unpin, kind,
+};
+use crate::segments;
+use link::Link;
+use locations::Locations;
+
+/// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
 /// threads.
-#[derive(Debug)]
+///
+/// Every operation ends within the configured time. One that leaves its outcome unknown closes the connection.
 pub struct Client {
-    address: SocketAddr,
+    link: Link,
+    /// Where buffers for values come from.
+    values: Pool,
+    messages: Pool,
+    locations: Locations,
+    inline_value: usize,
+    counts: Counts,
+    /// Bytes to start with when the next typed value is encoded.
+    typed_guess: usize,
 }
 
-/// What a client counts.
+/// What a client counts. Fields may be added.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ClientStats {
@@ -25,11 +52,11 @@ pub struct ClientStats {
     pub registrations: u64,
     /// Bytes of registered memory.
     pub registered_bytes: u64,
-    /// Gets that were one READ, without the server.
+    /// Gets that were READs from a remembered location, without the server.
     pub one_sided_gets: u64,
     /// Gets that asked the server.
     pub requested_gets: u64,
-    /// Of those, gets whose remembered location turned out to be out of date.
+    /// Of those, gets that found their remembered location out of date first.
     pub stale_locations: u64,
     /// Puts whose value travelled in the request.
     pub inline_puts: u64,
@@ -37,64 +64,13 @@ pub struct ClientStats {
     pub fetched_puts: u64,
 }
 
-/// Registered memory for one value to be put: write it through `DerefMut`, then [`Client::put_buffer`].
-#[derive(Debug)]
-pub struct ValueBuffer {}
-
-impl Deref for ValueBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &[]
-    }
-}
-
-impl DerefMut for ValueBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut []
-    }
-}
-
-/// A value that was got: its bytes, in registered memory of this client that nobody else can write. The memory returns
-/// to its pool when this is dropped.
-#[derive(Debug)]
-pub struct Value {}
-
-impl Deref for Value {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &[]
-    }
-}
-
-impl Value {
-    /// The bytes as an archived `T`, in place. Every call validates; keep the reference.
-    ///
-    /// # Errors
-    /// The bytes are not an archive of `T`.
-    pub fn view<T: rkyv::Archive>(&self) -> Result<&T::Archived, OperationError> {
-        Err(OperationError::Encode {
-            source: "not connected".into(),
-        })
-    }
-}
-
-/// A typed value that was got.
-#[derive(Debug)]
-pub struct Typed<T> {
-    value: Value,
-    of: PhantomData<fn() -> T>,
-}
-
-impl<T: rkyv::Archive> Typed<T> {
-    /// The archived value, in place. Every call validates; keep the reference.
-    ///
-    /// # Errors
-    /// The bytes are not an archive of `T`.
-    pub fn view(&self) -> Result<&T::Archived, OperationError> {
-        self.value.view::<T>()
-    }
+#[derive(Default)]
+struct Counts {
+    one_sided_gets: u64,
+    requested_gets: u64,
+    stale_locations: u64,
+    inline_puts: u64,
+    fetched_puts: u64,
 }
 
 impl Client {
@@ -102,91 +78,150 @@ impl Client {
     ///
     /// # Errors
     /// [`ConnectError`] when the device cannot be had, or no server of this version answers within the timeout.
-    pub fn connect(address: SocketAddr, _config: &ClientConfig) -> Result<Self, ConnectError> {
-        Ok(Self { address })
+    pub fn connect(address: SocketAddr, config: &ClientConfig) -> Result<Self, ConnectError> {
+        let device = |source| ConnectError::Device { source };
+        let pd = device::open(config.device.as_deref()).map_err(device)?;
+        let messages = device::messages(&pd).map_err(device)?;
+        let values =
+            device::values(&pd).ceiling(usize::try_from(config.ceiling).unwrap_or(usize::MAX));
+        let (values, inline_value) = match config.memory {
+            Memory::Pooled => (values, config.inline_value.min(INLINE_VALUE)),
+            // The value itself must lie in the memory that is registered for the operation.
+            Memory::PerOperation => (values.unpooled(), 0),
+        };
+        let values = values.build().map_err(|source| device(source.into()))?;
+        Ok(Self {
+            link: Link::connect(&pd, &messages, address, config)?,
+            values,
+            messages,
+            locations: Locations::new(config.locations),
+            inline_value,
+            counts: Counts::default(),
+            typed_guess: 1024,
+        })
     }
 
     /// The server's address.
     pub fn server(&self) -> SocketAddr {
-        self.address
+        self.link.server()
     }
 
-    /// Stores `value` under `key`, replacing what was there. When this returns, every later get of any client sees it
-    /// or something newer.
+    /// Stores `value` under `key`, replacing what was there. After this returns, every get of any client finds it, or
+    /// something newer.
     ///
     /// # Errors
     /// [`OperationError`]; unless it says that the outcome is unknown, the old value stands.
+    #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), OperationError> {
         self.put_with(key, value.len(), |room| room.copy_from_slice(value))
     }
 
-    /// As [`put`](Self::put), with a value of `length` bytes that `fill` writes straight into registered memory. The
-    /// memory holds arbitrary bytes before; `fill` overwrites all of it.
+    /// As [`put`](Self::put), with a value of `length` bytes that `fill` writes straight into registered memory. What
+    /// is there before is arbitrary; `fill` should write all of it.
     ///
     /// # Errors
     /// As [`put`](Self::put).
+    #[inline]
     pub fn put_with(
         &mut self,
-        _key: &[u8],
-        _length: usize,
-        _fill: impl FnOnce(&mut [u8]),
+        key: &[u8],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), OperationError> {
-        Err(self.gone())
+        check_key(key)?;
+        if length > self.inline_value {
+            let mut value = self.buffer(length)?;
+            fill(&mut value);
+            return self.put_fetched(key, &value.buffer);
+        }
+        self.counts.inline_puts += 1;
+        let reply = self.link.request(|message, number| {
+            // `inline_value` is a small number.
+            message
+                .encode_with_body(kind::PUT, number, &Put { key }, length as u32)
+                .map(fill)
+        })?;
+        self.finish_put(key, length, &reply)
     }
 
-    /// Registered memory for a value of `length` bytes, with arbitrary content, to be filled and then put (more than
-    /// once if need be).
+    /// Registered memory for a value of `length` bytes, with arbitrary content: to be filled, then put, as often as
+    /// need be.
     ///
     /// # Errors
-    /// [`OperationError::Memory`] at the client's ceiling.
-    pub fn buffer(&mut self, _length: usize) -> Result<ValueBuffer, OperationError> {
-        Err(self.gone())
+    /// [`OperationError::Limit`], and [`OperationError::Memory`] at the client's ceiling.
+    pub fn buffer(&mut self, length: usize) -> Result<ValueBuffer, OperationError> {
+        check_value(length)?;
+        let buffer = self.take(length)?;
+        Ok(ValueBuffer { buffer })
     }
 
     /// As [`put`](Self::put), with a value that already is in registered memory.
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn put_buffer(&mut self, _key: &[u8], _value: &ValueBuffer) -> Result<(), OperationError> {
-        Err(self.gone())
+    pub fn put_buffer(&mut self, key: &[u8], value: &ValueBuffer) -> Result<(), OperationError> {
+        if value.len() <= self.inline_value {
+            return self.put(key, value);
+        }
+        check_key(key)?;
+        self.put_fetched(key, &value.buffer)
     }
 
     /// As [`put`](Self::put), with a value that is serialized straight into registered memory.
     ///
     /// # Errors
     /// As [`put`](Self::put), and [`OperationError::Encode`].
-    pub fn put_value<T>(&mut self, _key: &[u8], _value: &T) -> Result<(), OperationError> {
-        Err(self.gone())
+    pub fn put_value<T: Encode>(&mut self, key: &[u8], value: &T) -> Result<(), OperationError> {
+        let (encoded, guess) =
+            typed::encode(value, self.typed_guess, |length| self.buffer(length))?;
+        self.typed_guess = guess;
+        self.put_buffer(key, &encoded)
     }
 
     /// The value of `key`; `None` when there is none.
     ///
     /// # Errors
     /// [`OperationError`].
-    pub fn get(&mut self, _key: &[u8]) -> Result<Option<Value>, OperationError> {
-        Err(self.gone())
+    #[inline]
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, OperationError> {
+        check_key(key)?;
+        let hash = key_hash(key);
+        if let Some(location) = self.locations.get(hash, key) {
+            let value = self.read_remembered(hash, location)?;
+            if value.is_some() {
+                self.counts.one_sided_gets += 1;
+                return Ok(value);
+            }
+            self.counts.stale_locations += 1;
+            self.locations.forget(hash);
+        }
+        self.get_by_request(hash, key)
     }
 
     /// As [`get`](Self::get), for a value that was put with [`put_value`](Self::put_value).
     ///
     /// # Errors
     /// As [`get`](Self::get); whether the bytes are a `T` is checked by [`Typed::view`].
-    pub fn get_value<T: rkyv::Archive>(
-        &mut self,
-        key: &[u8],
-    ) -> Result<Option<Typed<T>>, OperationError> {
-        Ok(self.get(key)?.map(|value| Typed {
-            value,
-            of: PhantomData,
-        }))
+    pub fn get_value<T: View>(&mut self, key: &[u8]) -> Result<Option<Typed<T>>, OperationError> {
+        Ok(self.get(key)?.map(Typed::new))
     }
 
     /// Removes `key`; whether it was there.
     ///
     /// # Errors
     /// [`OperationError`].
-    pub fn delete(&mut self, _key: &[u8]) -> Result<bool, OperationError> {
-        Err(self.gone())
+    pub fn delete(&mut self, key: &[u8]) -> Result<bool, OperationError> {
+        check_key(key)?;
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::DELETE, number, &Delete { key }))?;
+        self.locations.forget(key_hash(key));
+        let (status, _, _) = self.reply(&reply)?;
+        match status {
+            Status::Ok => Ok(true),
+            Status::NotFound => Ok(false),
+            status => Err(self.refused(status, 0)),
+        }
     }
 
     /// What the server counts.
@@ -194,18 +229,218 @@ impl Client {
     /// # Errors
     /// [`OperationError`].
     pub fn server_statistics(&mut self) -> Result<Statistics, OperationError> {
-        Err(self.gone())
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::STAT, number, &Stat { reserved: 0 }))?;
+        match reply.view::<Statistics>() {
+            Ok(statistics) if reply.kind() == kind::STATISTICS => Ok(statistics.into()),
+            Ok(_) => Err(self.unexpected(&reply)),
+            Err(error) => Err(self.link.broken(error.to_string())),
+        }
     }
 
     /// What this client counts.
     pub fn stats(&self) -> ClientStats {
-        ClientStats::default()
+        let (values, messages) = (self.values.stats(), self.messages.stats());
+        ClientStats {
+            registrations: values.registrations + messages.registrations,
+            registered_bytes: (values.registered_bytes + messages.registered_bytes) as u64,
+            one_sided_gets: self.counts.one_sided_gets,
+            requested_gets: self.counts.requested_gets,
+            stale_locations: self.counts.stale_locations,
+            inline_puts: self.counts.inline_puts,
+            fetched_puts: self.counts.fetched_puts,
+        }
     }
 
-    fn gone(&self) -> OperationError {
-        OperationError::Disconnected {
-            address: self.address,
-            reason: "not connected".into(),
+    #[inline]
+    fn take(&self, length: usize) -> Result<Buffer, OperationError> {
+        self.values
+            .take(length)
+            .map_err(|source| OperationError::Memory {
+                length,
+                source: source.into(),
+            })
+    }
+
+    /// Has the server READ the value, and waits until it has.
+    fn put_fetched(&mut self, key: &[u8], value: &Buffer) -> Result<(), OperationError> {
+        self.counts.fetched_puts += 1;
+        let request = PutFrom {
+            key,
+            address: value.addr(),
+            length: value.len() as u64,
+            rkey: value.rkey(),
+        };
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::PUT_FROM, number, &request))?;
+        self.finish_put(key, value.len(), &reply)
+    }
+
+    #[inline]
+    fn finish_put(
+        &mut self,
+        key: &[u8],
+        length: usize,
+        reply: &Received,
+    ) -> Result<(), OperationError> {
+        let (status, location, cacheable) = self.reply(reply)?;
+        if status != Status::Ok {
+            return Err(self.refused(status, length));
         }
+        let hash = key_hash(key);
+        if cacheable {
+            self.locations.set(hash, key, location);
+        } else {
+            self.locations.forget(hash);
+        }
+        Ok(())
+    }
+
+    /// READs the value at a remembered location; `None` when it is not there any more.
+    #[inline]
+    fn read_remembered(
+        &mut self,
+        key_hash: u64,
+        location: Location,
+    ) -> Result<Option<Value>, OperationError> {
+        let expected = Expected {
+            version: location.version,
+            key_hash,
+            length: location.length as usize,
+        };
+        let length = expected.length;
+        let remote = RemoteAddr {
+            addr: location.address,
+            rkey: location.rkey,
+        };
+        if length <= CHECKSUMMED {
+            let buffer = self.take(HEADER + length)?;
+            let buffer = self.link.read(buffer, &[(0..HEADER + length, remote)])?;
+            let (head, value) = buffer.as_slice().split_at(HEADER);
+            let is_valid = Header::parse(head)
+                .is_some_and(|header| expected.matches(&header, Checksummed::Value(value)));
+            return Ok(is_valid.then(|| Value::read(buffer, HEADER..HEADER + length)));
+        }
+        // The header behind the value: what it says was so when the whole value had been read.
+        let tail = length.next_multiple_of(8);
+        let buffer = self.take(tail + HEADER)?;
+        let value_at = RemoteAddr {
+            addr: remote.addr + HEADER as u64,
+            ..remote
+        };
+        let buffer = self.link.read(
+            buffer,
+            &[(0..length, value_at), (tail..tail + HEADER, remote)],
+        )?;
+        let is_valid = buffer
+            .as_slice()
+            .get(tail..)
+            .and_then(Header::parse)
+            .is_some_and(|header| expected.matches(&header, Checksummed::HeaderOnly));
+        Ok(is_valid.then(|| Value::read(buffer, 0..length)))
+    }
+
+    /// Asks the server, which answers with the value, or holds it until it was READ.
+    #[cold]
+    fn get_by_request(&mut self, hash: u64, key: &[u8]) -> Result<Option<Value>, OperationError> {
+        self.counts.requested_gets += 1;
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::GET, number, &Get { key }))?;
+        if reply.kind() == kind::VALUE {
+            let location = match reply.view::<protocol::Value>() {
+                Ok(value) => Location::from(&value.location),
+                Err(error) => return Err(self.link.broken(error.to_string())),
+            };
+            self.locations.set(hash, key, location);
+            return Ok(Some(Value::message(reply)));
+        }
+        let (status, location, cacheable) = self.reply(&reply)?;
+        match status {
+            Status::Ok => {}
+            Status::NotFound => return Ok(None),
+            status => return Err(self.refused(status, 0)),
+        }
+        let value = self.read_pinned(location);
+        // Whatever became of the READ, the block need not be held any longer.
+        let version = location.version;
+        let unpinned = self
+            .link
+            .post(|message, number| message.encode(kind::UNPIN, number, &Unpin { version }));
+        let value = value?;
+        unpinned?;
+        if cacheable {
+            self.locations.set(hash, key, location);
+        }
+        Ok(Some(value))
+    }
+
+    /// READs a value that the server holds for us: it cannot change, nor go away.
+    fn read_pinned(&mut self, location: Location) -> Result<Value, OperationError> {
+        let length = location.length as usize;
+        if let Err(limit) = check_value(length) {
+            return Err(self.link.broken(limit.to_string()));
+        }
+        let buffer = self.take(length)?;
+        let mut chain = Vec::new();
+        let value_at = RemoteAddr {
+            addr: location.address + HEADER as u64,
+            rkey: location.rkey,
+        };
+        segments::append(&mut chain, 0..length, value_at);
+        let buffer = self.link.read(buffer, &chain)?;
+        Ok(Value::read(buffer, 0..length))
+    }
+
+    /// What a [`Reply`] says.
+    #[inline]
+    fn reply(&mut self, reply: &Received) -> Result<(Status, Location, bool), OperationError> {
+        if reply.kind() != kind::REPLY {
+            return Err(self.unexpected(reply));
+        }
+        match reply.view::<Reply>() {
+            Ok(ArchivedReply {
+                status,
+                location,
+                cacheable,
+            }) => Ok((Status::from(*status), location.into(), *cacheable)),
+            Err(error) => Err(self.link.broken(error.to_string())),
+        }
+    }
+
+    #[cold]
+    fn unexpected(&mut self, message: &Received) -> OperationError {
+        self.link.broken(format!(
+            "message of kind {} where it has no place",
+            message.kind()
+        ))
+    }
+
+    /// The error for a refusal; `length` is the value's.
+    #[cold]
+    fn refused(&mut self, status: Status, length: usize) -> OperationError {
+        let reason = match status {
+            Status::OutOfMemory => Refusal::OutOfMemory,
+            Status::OutOfLimits => Refusal::OutOfLimits,
+            Status::Registration => Refusal::Registration,
+            Status::Malformed => Refusal::Malformed,
+            Status::Ok | Status::NotFound => {
+                return self
+                    .link
+                    .broken(format!("status {status:?} where it has no place"));
+            }
+        };
+        OperationError::Refused { length, reason }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("server", &self.server())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }

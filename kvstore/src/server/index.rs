@@ -53,6 +53,8 @@ pub trait BlockMemory: Send + Sync {
     fn address(&self) -> u64;
     /// Remote key by which peers reach it.
     fn rkey(&self) -> u32;
+    /// Whether it can be reached (if not for long with the same content) as long as the server lives.
+    fn is_lasting(&self) -> bool;
     /// Writes bytes; each aligned word of 8 becomes visible whole. The range lies within the memory.
     fn write_at(&self, offset: usize, bytes: &[u8]);
     /// Reads bytes. The range lies within the memory.
@@ -76,6 +78,16 @@ impl<M: BlockMemory> Block<M> {
             // Lengths are limited far below 4 GiB when the request is taken.
             length: self.expected.length as u32,
         }
+    }
+
+    /// Whether a reader may keep the location: what it finds there later it must verify, but it will find something.
+    pub fn is_cacheable(&self) -> bool {
+        self.memory.is_lasting()
+    }
+
+    /// Version of the value.
+    pub fn version(&self) -> u64 {
+        self.expected.version
     }
 
     /// Bytes of the value.
@@ -246,6 +258,9 @@ mod tests {
         }
         fn rkey(&self) -> u32 {
             77
+        }
+        fn is_lasting(&self) -> bool {
+            true
         }
         fn write_at(&self, offset: usize, bytes: &[u8]) {
             self.bytes.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);

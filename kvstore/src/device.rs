@@ -1,0 +1,56 @@
+//! What server and client set up alike: the device, its memory, and how the two talk.
+
+use std::time::Duration;
+
+use mr_pool::{Pool, PoolBuilder};
+use verbs_sys::{AccessFlags, ProtectionDomain, find_device};
+
+use crate::config::INLINE_VALUE;
+use crate::limits::KEY_LENGTHS;
+use crate::protocol;
+use crate::segments;
+
+/// Whatever a lower layer reported.
+pub type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Names this store's protocol in the greeting: `kvst`, read as a little-endian integer.
+const APPLICATION: u32 = u32::from_le_bytes(*b"kvst");
+
+/// Room for the longest message: a key and a value that travels with it, and what describes them.
+pub const MESSAGE: usize = 512 + *KEY_LENGTHS.end() + INLINE_VALUE;
+
+/// Messages that may be on their way to one side. A client waits for each reply, so this is ample.
+const DEPTH: u32 = 8;
+
+/// Opens the device of that name (or the default one) and gives it a protection domain.
+pub fn open(name: Option<&str>) -> Result<ProtectionDomain, Source> {
+    let device = find_device(name)?;
+    let context = device.open()?;
+    Ok(context.alloc_pd()?)
+}
+
+/// A pool for values: memory that the other side may READ.
+pub fn values(pd: &ProtectionDomain) -> PoolBuilder {
+    Pool::builder(pd).access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)
+}
+
+/// The pool of messages: nobody else reaches it.
+pub fn messages(pd: &ProtectionDomain) -> Result<Pool, Source> {
+    Ok(Pool::builder(pd).access(AccessFlags::LOCAL_WRITE).build()?)
+}
+
+/// How connections are made.
+pub fn wire_config(max_connections: u32, greeting_timeout: Duration) -> wire::Config {
+    wire::Config {
+        recv_depth: DEPTH,
+        // A whole value and its header, and the messages beside them.
+        send_depth: segments::MOST as u32 + 2 * DEPTH,
+        message_size: MESSAGE as u32,
+        queue_limit: DEPTH as usize,
+        max_connections,
+        greeting_timeout,
+        application: APPLICATION,
+        application_version: protocol::VERSION,
+        ..wire::Config::default()
+    }
+}

@@ -1,0 +1,66 @@
+//! Dividing a long READ: a device carries only so many bytes in one message.
+
+use std::ops::Range;
+
+use verbs_sys::RemoteAddr;
+
+/// The longest READ that is posted, in bytes. Every known device takes it (`max_msg_sz` of `ibv_query_port(3)`; the
+/// smallest is 8 MiB, of the kernel's software devices).
+const LONGEST: usize = 8 << 20;
+
+/// Most READs that one value and its header are divided into.
+pub const MOST: usize = crate::limits::MAX_VALUE / LONGEST + 1;
+
+/// Appends the READs that bring `range` of a local buffer from `remote`, in order, to `chain`. An empty range is one
+/// empty READ, so that there always is a completion.
+pub fn append(
+    chain: &mut Vec<(Range<usize>, RemoteAddr)>,
+    range: Range<usize>,
+    remote: RemoteAddr,
+) {
+    let mut start = range.start;
+    loop {
+        let end = range.end.min(start + LONGEST);
+        let addr = remote.addr + (start - range.start) as u64;
+        chain.push((start..end, RemoteAddr { addr, ..remote }));
+        if end >= range.end {
+            return;
+        }
+        start = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REMOTE: RemoteAddr = RemoteAddr {
+        addr: 0x10_0000,
+        rkey: 9,
+    };
+
+    #[test]
+    fn segments_cover_the_range_in_order() {
+        for length in [1, LONGEST - 1, LONGEST, LONGEST + 1, crate::MAX_VALUE] {
+            let mut chain = Vec::new();
+            append(&mut chain, 32..32 + length, REMOTE);
+            let mut at = 32;
+            for (range, remote) in &chain {
+                assert_eq!(range.start, at);
+                assert!(range.len() <= LONGEST && !range.is_empty());
+                assert_eq!(remote.addr, REMOTE.addr + (at - 32) as u64);
+                assert_eq!(remote.rkey, 9);
+                at = range.end;
+            }
+            assert_eq!(at, 32 + length);
+            assert!(chain.len() < MOST);
+        }
+    }
+
+    #[test]
+    fn nothing_is_one_empty_read() {
+        let mut chain = Vec::new();
+        append(&mut chain, 32..32, REMOTE);
+        assert_eq!(chain, [(32..32, REMOTE)]);
+    }
+}

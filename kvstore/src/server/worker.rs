@@ -1,0 +1,231 @@
+//! One worker: a thread with an endpoint of its own, which serves the clients that were handed to it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mr_pool::Buffer;
+use verbs_sys::RemoteAddr;
+use wire::{ConnectionId, Endpoint, Event, OutgoingMessage, Received};
+
+use super::Shared;
+use super::request::{self, Request};
+use super::store::{self, Stored};
+use crate::block::HEADER;
+use crate::config::{INLINE_VALUE, Wait};
+use crate::device::{MESSAGE, Source};
+use crate::protocol::{Reply, Status, Value, kind};
+use crate::segments;
+use crate::spin::Spin;
+
+/// One thread's share of a server.
+pub struct Worker {
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
+    wait: Wait,
+    /// The block that each client was last told of by a get, kept from reuse until it has read it.
+    pinned: HashMap<ConnectionId, Arc<Stored>>,
+    fetches: HashMap<u64, Fetch>,
+    next_fetch: u64,
+    /// A small value on its way from its block into a message.
+    scratch: Vec<u8>,
+}
+
+/// A value on its way from a client's memory into its block.
+struct Fetch {
+    client: ConnectionId,
+    tag: u64,
+    key: Box<[u8]>,
+    length: usize,
+}
+
+impl Worker {
+    pub fn new(endpoint: Endpoint, shared: Arc<Shared>, wait: Wait) -> Self {
+        Self {
+            endpoint,
+            shared,
+            wait,
+            pinned: HashMap::new(),
+            fetches: HashMap::new(),
+            next_fetch: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Serves until the server stops.
+    pub fn run(mut self) -> Result<(), Source> {
+        let mut spin = Spin::new();
+        while !self.shared.is_stopping() {
+            if let Some(event) = self.endpoint.poll() {
+                spin = Spin::new();
+                self.handle(event);
+                continue;
+            }
+            match self.wait {
+                Wait::Poll => spin.turn(),
+                Wait::Event => self.endpoint.wait(None)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Connected { peer, .. } => tracing::info!(%peer, "client connected"),
+            Event::Message { conn, message } => self.serve(conn, message),
+            Event::ReadDone {
+                token,
+                result,
+                buffer,
+                ..
+            } => {
+                // After a failed READ the connection ends, and the block goes back with its buffer.
+                if let Some(fetch) = self.fetches.remove(&token)
+                    && result.is_ok()
+                {
+                    let store = &self.shared.store;
+                    let reply = store.put_placed(&fetch.key, buffer, fetch.length);
+                    self.reply(fetch.client, fetch.tag, &reply, None);
+                }
+            }
+            Event::Disconnected { conn, cause } => {
+                tracing::info!(%cause, "client disconnected");
+                self.forget(conn);
+            }
+            _ => {}
+        }
+    }
+
+    fn serve(&mut self, conn: ConnectionId, message: Received) {
+        let tag = message.tag();
+        let store = &self.shared.store;
+        let reply = match request::parse(&message.frame()) {
+            Ok(Request::Put { key, value }) => store.put(key, value),
+            Ok(Request::Get { key }) => match store.get(key) {
+                None => store::bare(Status::NotFound),
+                Some(block) if block.length() <= INLINE_VALUE => {
+                    return self.reply_value(conn, tag, &block);
+                }
+                Some(block) => {
+                    let reply = store::located(&block);
+                    self.pinned.insert(conn, block);
+                    reply
+                }
+            },
+            Ok(Request::Delete { key }) => store.delete(key),
+            Ok(Request::PutFrom {
+                key,
+                address,
+                length,
+                rkey,
+            }) => match store.room(length) {
+                Ok(room) => {
+                    let fetch = Fetch {
+                        client: conn,
+                        tag,
+                        key: key.into(),
+                        length,
+                    };
+                    let from = RemoteAddr {
+                        addr: address,
+                        rkey,
+                    };
+                    return self.fetch(fetch, room, from);
+                }
+                Err(status) => store::bare(status),
+            },
+            Ok(Request::Unpin { version }) => {
+                if self
+                    .pinned
+                    .get(&conn)
+                    .is_some_and(|block| block.version() == version)
+                {
+                    self.pinned.remove(&conn);
+                }
+                return;
+            }
+            Ok(Request::Stat) => {
+                let statistics = self.shared.statistics();
+                return self.send(conn, Some(message), |message| {
+                    message.encode(kind::STATISTICS, tag, &statistics)
+                });
+            }
+            Err(status) => {
+                tracing::debug!(kind = message.kind(), ?status, "request refused");
+                store::bare(status)
+            }
+        };
+        self.reply(conn, tag, &reply, Some(message));
+    }
+
+    /// Starts to READ a value from its client.
+    fn fetch(&mut self, fetch: Fetch, room: Buffer, from: RemoteAddr) {
+        let conn = fetch.client;
+        let token = self.next_fetch;
+        self.next_fetch += 1;
+        let mut chain = Vec::new();
+        segments::append(&mut chain, HEADER..HEADER + fetch.length, from);
+        self.fetches.insert(token, fetch);
+        if let Err(error) = self.endpoint.read_chain(conn, room, &chain, token) {
+            self.close(conn, &error.kind.to_string());
+        }
+    }
+
+    fn reply_value(&mut self, conn: ConnectionId, tag: u64, block: &Stored) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.resize(block.length(), 0);
+        block.read_value(&mut scratch);
+        let value = Value {
+            location: block.location(),
+        };
+        self.send(conn, None, |message| {
+            message
+                .encode_with_body(kind::VALUE, tag, &value, scratch.len() as u32)?
+                .copy_from_slice(&scratch);
+            Ok(())
+        });
+        self.scratch = scratch;
+    }
+
+    fn reply(&mut self, conn: ConnectionId, tag: u64, reply: &Reply, reuse: Option<Received>) {
+        self.send(conn, reuse, |message| {
+            message.encode(kind::REPLY, tag, reply)
+        });
+    }
+
+    /// Encodes and sends a message, in the buffer of the request where that is given.
+    fn send(
+        &mut self,
+        conn: ConnectionId,
+        reuse: Option<Received>,
+        encode: impl FnOnce(&mut OutgoingMessage) -> Result<(), wire::EncodeError>,
+    ) {
+        let message = match reuse {
+            Some(request) => Ok(OutgoingMessage::from(request.into_buffer())),
+            None => self.endpoint.message(MESSAGE),
+        };
+        let failure = match message {
+            Ok(mut message) => match encode(&mut message) {
+                Ok(()) => match self.endpoint.send(conn, message) {
+                    Ok(()) => return,
+                    Err(error) => error.kind.to_string(),
+                },
+                Err(error) => error.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        self.close(conn, &failure);
+    }
+
+    /// Ends a connection whose client cannot be answered and would wait in vain: one that asks for more at once than
+    /// a client of ours ever does, or has just ended.
+    fn close(&mut self, conn: ConnectionId, reason: &str) {
+        tracing::warn!(reason, "cannot answer a client; closing its connection");
+        self.endpoint.close(conn);
+        self.forget(conn);
+    }
+
+    fn forget(&mut self, conn: ConnectionId) {
+        self.pinned.remove(&conn);
+        self.fetches.retain(|_, fetch| fetch.client != conn);
+    }
+}
