@@ -64,6 +64,18 @@ fn every_alignment_of_short_copies() {
     }
 }
 
+/// Lengths at which copies fetch lines ahead, and the ends of their blocks.
+#[test]
+fn alignments_of_long_copies() {
+    for (name, copy) in COPIES {
+        for len in if cfg!(miri) { 0..0 } else { 32_700..33_200 } {
+            let (dst, src) = (len * 7 % 64, len * 13 % 64);
+            let result = check(copy, dst, src, len);
+            assert_eq!(result, Ok(()), "{name} of {len} bytes from {src} to {dst}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 4000 }))]
 
@@ -97,8 +109,8 @@ impl Area {
 }
 
 /// Word counts that take each of the paths.
-const AREAS: [usize; 4] = [1, 4, 40, 640];
-const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
+const AREAS: [usize; 5] = [1, 4, 40, 640, 5000];
+const ROUNDS: usize = if cfg!(miri) { 3 } else { 2000 };
 
 /// Misaligned private copies of words whose 8 bytes are all `value`.
 fn private(words: usize, offset: usize, value: u8) -> Vec<u8> {

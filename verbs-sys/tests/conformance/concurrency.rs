@@ -69,6 +69,19 @@ scripts! {
         assert_eq!(ends.b.load_word(all.word, 8), 4 * COUNT as u64);
     }
 
+    /// Several threads post to one queue pair and poll its queue.
+    fn threads_share_a_queue_pair(ends: &mut Ends) {
+        let link = ends.link();
+        // Whose completion a thread finds is open, so the values found are too.
+        let _: Vec<u64> = ends.a.call(Command::FetchAdds {
+            qps: vec![link.a.id; 4],
+            results: link.a_mem.id,
+            target: link.b_mem.at(0),
+            count: COUNT,
+        });
+        assert_eq!(ends.b.load_word(link.b_mem, 0), 4 * COUNT as u64);
+    }
+
     fn compare_and_swaps_of_all_threads_add_up(ends: &mut Ends) {
         let all = contention(ends);
         let target = all.word.at(0);

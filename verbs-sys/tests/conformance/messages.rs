@@ -239,6 +239,92 @@ scripts! {
         ends.b.expect(b, Queue::Recv, 1, WcStatus::Success);
     }
 
+    /// Long messages wait for their receives as short ones do, all that fit into the queue.
+    fn long_messages_wait_for_receives(ends: &mut Ends) {
+        const LEN: usize = 200_000;
+        let (a, b) = ends.connect(QpSetup::default(), QpSetup::default());
+        let at_a = ends.a.register(0, 16 * LEN, ALL_ACCESS);
+        let at_b = ends.b.register(0, 16 * LEN, ALL_ACCESS);
+        ends.a.store(at_a, 0, &pattern(1, 16 * LEN));
+        let list: Vec<Request> = (0..16)
+            .map(|i| Request::send(&[at_a.sge(i * LEN, LEN)]).id(i as u64))
+            .collect();
+        ends.a.post_send(a, &list);
+        ends.a.assert_idle(a, Queue::Send);
+        for i in 0..16 {
+            ends.b.post_recv(b, &[Recv::new(i as u64, &[at_b.sge(i * LEN, LEN)])]);
+        }
+        for i in 0..16 {
+            ends.b.expect(b, Queue::Recv, i, WcStatus::Success);
+            ends.a.expect(a, Queue::Send, i, WcStatus::Success);
+        }
+        assert!(ends.b.load(at_b, 0, 16 * LEN) == pattern(1, 16 * LEN));
+    }
+
+    /// A sender whose peer is still on its way up repeats until it is there.
+    fn a_peer_may_become_ready_later(ends: &mut Ends) {
+        let (a, b) = (
+            ends.a.create_qp(QpSetup::default()),
+            ends.b.create_qp(QpSetup::default()),
+        );
+        ends.a.init(a);
+        ends.b.init(b);
+        let (at_a, at_b) = (ends.a.endpoint(a), ends.b.endpoint(b));
+        ends.a.to_rtr(a, at_b);
+        ends.a.to_rts(a);
+        ends.a.post_send(a, &[Request::send(&[]).id(1)]);
+        ends.a.assert_idle(a, Queue::Send);
+        ends.b.post_recv(b, &[Recv::new(2, &[])]);
+        ends.b.to_rtr(b, at_a);
+        ends.a.expect(a, Queue::Send, 1, WcStatus::Success);
+        ends.b.expect(b, Queue::Recv, 2, WcStatus::Success);
+    }
+
+    /// To be written to and sent to, a queue pair need not be able to send.
+    fn a_receiver_need_not_be_able_to_send(ends: &mut Ends) {
+        let (a, b) = (
+            ends.a.create_qp(QpSetup::default()),
+            ends.b.create_qp(QpSetup::default()),
+        );
+        ends.a.init(a);
+        ends.b.init(b);
+        let (at_a, at_b) = (ends.a.endpoint(a), ends.b.endpoint(b));
+        ends.b.to_rtr(b, at_a);
+        ends.a.to_rtr(a, at_b);
+        ends.a.to_rts(a);
+        let (here, there) =
+            (ends.a.register(0, 4096, ALL_ACCESS), ends.b.register(0, 4096, ALL_ACCESS));
+        ends.a.store(here, 0, b"ready");
+        ends.a.transfer(a, Request::write(&[here.sge(0, 5)], there.at(0)));
+        assert_eq!(ends.b.load(there, 0, 5), b"ready");
+        ends.b.post_recv(b, &[Recv::new(1, &[there.sge(8, 5)])]);
+        ends.a.transfer(a, Request::send(&[here.sge(0, 5)]));
+        ends.b.expect(b, Queue::Recv, 1, WcStatus::Success);
+        assert_eq!(ends.b.load(there, 8, 5), b"ready");
+        assert_eq!(ends.b.state(b), QpState::Rtr);
+    }
+
+    /// Requests posted while sending is stopped wait; receiving goes on.
+    fn a_stopped_queue_pair_keeps_its_requests(ends: &mut Ends) {
+        let link = ends.link();
+        ends.a.fill(link.a_mem, 0xAA);
+        let write = Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0));
+        ends.a.transfer(link.a, write.clone());
+        ends.a.pause(link.a);
+        ends.b.store_word(link.b_mem, 0, 0);
+        ends.a.post_send(link.a, &[write.clone().id(1)]);
+        ends.a.assert_idle(link.a, Queue::Send);
+        assert_eq!(ends.b.load_word(link.b_mem, 0), 0);
+        ends.a.post_recv(link.a, &[Recv::new(2, &[])]);
+        ends.b.transfer(link.b, Request::send(&[]));
+        ends.a.expect(link.a, Queue::Recv, 2, WcStatus::Success);
+        ends.a.resume(link.a);
+        ends.a.post_send(link.a, &[write.id(3)]);
+        ends.a.expect(link.a, Queue::Send, 1, WcStatus::Success);
+        ends.a.expect(link.a, Queue::Send, 3, WcStatus::Success);
+        assert_eq!(ends.b.load_word(link.b_mem, 0), 0xAAAA_AAAA_AAAA_AAAA);
+    }
+
     /// A queue pair that failed works again after it was reset and connected anew.
     fn a_failed_connection_can_be_made_again(ends: &mut Ends) {
         let impatient = QpSetup { rnr_retry: 0, ..QpSetup::default() };

@@ -2,7 +2,9 @@
 
 use verbs_sys::{QpState, WcStatus};
 
-use crate::support::{Ends, Link, Placement, QpSetup, Queue, Recv, Request, scripts};
+use crate::support::{
+    ALL_ACCESS, Command, Ends, Link, MemoryKind, Placement, QpSetup, Queue, Recv, Request, scripts,
+};
 
 /// A peer that does not answer is given up after some ten milliseconds, or on slow machines a few
 /// seconds.
@@ -138,12 +140,42 @@ fn a_killed_process(ends: &mut Ends) {
 
 #[test]
 fn a_killed_process_is_noticed_device_memory() {
-    let memory = crate::support::MemoryKind::Device;
+    let memory = MemoryKind::Device;
     a_killed_process(&mut Ends::open(Placement::TwoProcesses, memory));
 }
 
 #[test]
 fn a_killed_process_is_noticed_heap_memory() {
-    let memory = crate::support::MemoryKind::Heap;
+    let memory = MemoryKind::Heap;
     a_killed_process(&mut Ends::open(Placement::TwoProcesses, memory));
+}
+
+/// A process that is killed in the middle of writing here: its key can be taken away at once.
+#[test]
+fn a_process_killed_while_it_writes_leaves_no_trace() {
+    for (round, memory) in [MemoryKind::Device, MemoryKind::Heap]
+        .repeat(4)
+        .into_iter()
+        .enumerate()
+    {
+        let mut ends = Ends::open(Placement::TwoProcesses, memory);
+        let link = ends.link();
+        let target = ends.a.register(0, 4096, ALL_ACCESS);
+        ends.tell_b(Command::WriteUntilRefused {
+            qp: link.b.id,
+            source: link.b_mem.id,
+            target: target.at(0),
+        });
+        let until = 1 + 500 * round as u64;
+        while ends.a.load_word(target, 0) < until {
+            std::thread::yield_now();
+        }
+        ends.kill_b();
+        ends.a.deregister(target);
+        let last = ends.a.load_word(target, 0);
+        assert!(last >= until);
+        for _ in 0..100 {
+            assert_eq!(ends.a.load_word(target, 0), last);
+        }
+    }
 }

@@ -380,8 +380,14 @@ pub enum Command {
     Init { qp: usize },
     /// `Address`
     Endpoint { qp: usize },
-    /// `()`, after going to RTR and RTS
-    Connect { qp: usize, remote: Address },
+    /// `()`, after going to RTR
+    ToRtr { qp: usize, remote: Address },
+    /// `()`, after going to RTS
+    ToRts { qp: usize },
+    /// `()`, after going to SQD
+    ToSqd { qp: usize },
+    /// `()`, after going from SQD to RTS
+    Resume { qp: usize },
     /// `()`
     ToErr { qp: usize },
     /// `()`

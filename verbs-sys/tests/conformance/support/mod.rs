@@ -14,8 +14,8 @@ use verbs_sys::{AccessFlags, QpState, WcStatus};
 use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
-        Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv, Refused, Region,
-        Request, Target,
+        Address, Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv, Refused,
+        Region, Request, Target,
     },
     process::serve_if_asked,
     side::PATIENCE,
@@ -124,16 +124,19 @@ impl Ends {
 
     /// Connects two queue pairs that are in INIT.
     pub fn connect_from_init(&mut self, a: Qp, b: Qp) {
-        let at_a = self.a.call(Command::Endpoint { qp: a.id });
-        let at_b = self.b.call(Command::Endpoint { qp: b.id });
-        let () = self.a.call(Command::Connect {
-            qp: a.id,
-            remote: at_b,
-        });
-        let () = self.b.call(Command::Connect {
-            qp: b.id,
-            remote: at_a,
-        });
+        let (at_a, at_b) = (self.a.endpoint(a), self.b.endpoint(b));
+        self.a.to_rtr(a, at_b);
+        self.a.to_rts(a);
+        self.b.to_rtr(b, at_a);
+        self.b.to_rts(b);
+    }
+
+    /// Has the process of `b` start with something, and does not wait for the answer.
+    pub fn tell_b(&mut self, command: Command) {
+        match &mut self.b {
+            End::Here(_) => panic!("that is this process"),
+            End::There(process) => process.tell(&command),
+        }
     }
 
     /// Has the process of `b` killed. Nothing can be asked of it any more.
@@ -179,16 +182,11 @@ impl End {
     pub fn connect_within(&mut self, one: Qp, other: Qp) {
         self.init(one);
         self.init(other);
-        let first = self.call(Command::Endpoint { qp: one.id });
-        let second = self.call(Command::Endpoint { qp: other.id });
-        let () = self.call(Command::Connect {
-            qp: one.id,
-            remote: second,
-        });
-        let () = self.call(Command::Connect {
-            qp: other.id,
-            remote: first,
-        });
+        let (first, second) = (self.endpoint(one), self.endpoint(other));
+        self.to_rtr(one, second);
+        self.to_rts(one);
+        self.to_rtr(other, first);
+        self.to_rts(other);
     }
 
     pub fn alloc_pd(&mut self) -> usize {
@@ -260,6 +258,29 @@ impl End {
 
     pub fn init(&mut self, qp: Qp) {
         self.call(Command::Init { qp: qp.id })
+    }
+
+    pub fn endpoint(&mut self, qp: Qp) -> Address {
+        self.call(Command::Endpoint { qp: qp.id })
+    }
+
+    #[allow(clippy::wrong_self_convention)] // It is what the transition is called.
+    pub fn to_rtr(&mut self, qp: Qp, remote: Address) {
+        self.call(Command::ToRtr { qp: qp.id, remote })
+    }
+
+    #[allow(clippy::wrong_self_convention)]
+    pub fn to_rts(&mut self, qp: Qp) {
+        self.call(Command::ToRts { qp: qp.id })
+    }
+
+    /// Stops sending.
+    pub fn pause(&mut self, qp: Qp) {
+        self.call(Command::ToSqd { qp: qp.id })
+    }
+
+    pub fn resume(&mut self, qp: Qp) {
+        self.call(Command::Resume { qp: qp.id })
     }
 
     pub fn fail(&mut self, qp: Qp) {

@@ -44,8 +44,13 @@ impl Process {
         process
     }
 
-    pub fn call(&mut self, command: &Command) -> Value {
+    /// Gives a command of which nobody will hear the answer.
+    pub fn tell(&mut self, command: &Command) {
         send(self.connection.get_mut(), command);
+    }
+
+    pub fn call(&mut self, command: &Command) -> Value {
+        self.tell(command);
         receive(&mut self.connection)
             .unwrap_or_else(|| panic!("the other process failed at {command:?}"))
     }

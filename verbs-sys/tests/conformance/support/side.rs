@@ -97,16 +97,21 @@ impl Side {
                 pair.qp.to_init(access, 1).expect("no way to INIT");
             }
             Command::Endpoint { qp } => return json(self.endpoint(qp)),
-            Command::Connect { qp, remote } => self.connect(qp, remote),
-            Command::ToErr { qp } => self.qp(qp).to_err().expect("no way to ERR"),
-            Command::ToReset { qp } => {
-                let attr = ffi::ibv_qp_attr {
-                    qp_state: ffi::IBV_QPS_RESET,
-                    ..ffi::ibv_qp_attr::zeroed()
-                };
-                let result = self.qp(qp).modify(&attr, QpAttrMask::STATE);
-                result.expect("no way to RESET");
+            Command::ToRtr { qp, remote } => {
+                let pair = self.pair(qp);
+                let path = pair.setup.path(self.gid_index);
+                let result = pair.qp.to_rtr(&remote.into(), &path);
+                result.expect("no way to RTR");
             }
+            Command::ToRts { qp } => {
+                let pair = self.pair(qp);
+                let path = pair.setup.path(self.gid_index);
+                pair.qp.to_rts(pair.psn, &path).expect("no way to RTS");
+            }
+            Command::ToSqd { qp } => self.change_state(qp, ffi::IBV_QPS_SQD),
+            Command::Resume { qp } => self.change_state(qp, ffi::IBV_QPS_RTS),
+            Command::ToErr { qp } => self.qp(qp).to_err().expect("no way to ERR"),
+            Command::ToReset { qp } => self.change_state(qp, ffi::IBV_QPS_RESET),
             Command::DestroyQp { qp } => drop(self.qps[qp].take()),
             Command::State { qp } => return json(self.state(qp)),
             Command::PostSend { qp, list } => return json(post_send(self.qp(qp), &list)),
@@ -209,13 +214,13 @@ impl Side {
         endpoint.into()
     }
 
-    fn connect(&self, qp: usize, remote: Address) {
-        let pair = self.pair(qp);
-        let path = pair.setup.path(self.gid_index);
-        pair.qp
-            .to_rtr(&remote.into(), &path)
-            .expect("no way to RTR");
-        pair.qp.to_rts(pair.psn, &path).expect("no way to RTS");
+    fn change_state(&self, qp: usize, state: ffi::ibv_qp_state) {
+        let attr = ffi::ibv_qp_attr {
+            qp_state: state,
+            ..ffi::ibv_qp_attr::zeroed()
+        };
+        let result = self.qp(qp).modify(&attr, QpAttrMask::STATE);
+        result.expect("no such transition");
     }
 
     fn state(&self, qp: usize) -> u32 {
