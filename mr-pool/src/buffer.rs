@@ -3,12 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
-use crate::engine;
 use crate::error::RangeError;
 use crate::free_list::Block;
-use crate::grow::Dedicated;
 use crate::raw::Bytes;
+use crate::{class, engine};
 
 /// A pool's kind: whether peers may write its memory.
 pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
@@ -36,61 +36,30 @@ mod sealed {
 /// of its pool, and be dropped by any thread.
 pub struct Buffer<K: Kind = crate::Private> {
     bytes: Bytes,
+    /// rkey above lkey.
+    keys: u64,
     /// Number of the pool it goes back to.
     pool: u64,
-    what: What,
-    lkey: u32,
-    rkey: u32,
-    capacity: usize,
+    /// What goes back.
+    block: Block,
     kind: PhantomData<K>,
-}
-
-/// What goes back to the pool.
-#[derive(Clone, Copy)]
-enum What {
-    Block(Block),
-    /// Key of a dedicated registration.
-    Dedicated(u32),
 }
 
 impl<K: Kind> Drop for Buffer<K> {
     #[inline]
     fn drop(&mut self) {
-        match self.what {
-            What::Block(block) => engine::give(self.pool, block),
-            What::Dedicated(key) => engine::give_dedicated(self.pool, key),
-        }
+        engine::give(self.pool, self.block);
     }
 }
 
 impl<K: Kind> Buffer<K> {
     #[inline]
-    pub(crate) fn pooled(
-        pool: u64,
-        block: Block,
-        (addr, lkey, rkey): (std::ptr::NonNull<u8>, u32, u32),
-        capacity: usize,
-        len: usize,
-    ) -> Self {
+    pub(crate) fn new(pool: u64, block: Block, addr: NonNull<u8>, keys: u64, len: usize) -> Self {
         Self {
             bytes: Bytes::claim(addr, len),
+            keys,
             pool,
-            what: What::Block(block),
-            lkey,
-            rkey,
-            capacity,
-            kind: PhantomData,
-        }
-    }
-
-    pub(crate) fn dedicated(pool: u64, memory: Dedicated, len: usize) -> Self {
-        Self {
-            bytes: Bytes::claim(memory.addr, len),
-            pool,
-            what: What::Dedicated(memory.key),
-            lkey: memory.lkey,
-            rkey: memory.rkey,
-            capacity: memory.capacity,
+            block,
             kind: PhantomData,
         }
     }
@@ -112,13 +81,13 @@ impl<K: Kind> Buffer<K> {
     /// The key for local work requests.
     #[inline]
     pub fn lkey(&self) -> u32 {
-        self.lkey
+        self.keys as u32
     }
 
     /// The key for peers.
     #[inline]
     pub fn rkey(&self) -> u32 {
-        self.rkey
+        (self.keys >> 32) as u32
     }
 
     /// Length, in bytes: what was asked for, or less after [`truncate`](Self::truncate).
@@ -134,17 +103,19 @@ impl<K: Kind> Buffer<K> {
     }
 
     /// Bytes of the block behind it, at least [`len`](Self::len).
-    #[inline]
     pub fn capacity(&self) -> usize {
-        self.capacity
+        match self.block.is_dedicated() {
+            false => class::size(self.block.class()),
+            true => engine::dedicated_len(self.pool, self.block),
+        }
     }
 
-    /// Whether it has a registration of its own, which ends with it: it was taken longer than the largest class, or
-    /// from an unpooled pool. The memory of any other buffer stays registered when it is dropped, until the pool gives
-    /// up the region.
+    /// Whether it has a registration of its own, which ends with it: it was taken longer than the
+    /// largest class, or from an unpooled pool. The memory of any other buffer stays registered when
+    /// it is dropped, until the pool gives up the region.
     #[inline]
     pub fn is_dedicated(&self) -> bool {
-        matches!(self.what, What::Dedicated(_))
+        self.block.is_dedicated()
     }
 
     /// Shortens it to `len` bytes; a longer `len` changes nothing. The block stays the same.
@@ -159,11 +130,12 @@ impl<K: Kind> Buffer<K> {
     /// [`RangeError`] for more than [`capacity`](Self::capacity); nothing changes then.
     #[inline]
     pub fn resize(&mut self, len: usize) -> Result<(), RangeError> {
-        if len > self.capacity {
+        let capacity = self.capacity();
+        if len > capacity {
             return Err(RangeError {
                 offset: 0,
                 len,
-                buffer: self.capacity,
+                buffer: capacity,
             });
         }
         self.bytes.set_len(len);
@@ -185,21 +157,20 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl Buffer<Private> {
-    /// The same memory as a shared buffer: its bytes are no longer seen as a slice, but can be written through
-    /// `&self`, in whole words. For memory that peers go on reading while it is written; what peers may do stays
-    /// what the pool was registered for, and the memory goes back to the pool that it came from.
+    /// The same memory as a shared buffer: its bytes are no longer seen as a slice, but can be
+    /// written through `&self`, in whole words. For memory that peers go on reading while it is
+    /// written; what peers may do stays what the pool was registered for, and the memory goes back
+    /// to the pool that it came from.
     #[inline]
     pub fn into_shared(self) -> Buffer<Shared> {
         let this = ManuallyDrop::new(self);
-        Buffer {
-            bytes: Bytes::claim(this.bytes.addr(), this.bytes.len()),
-            pool: this.pool,
-            what: this.what,
-            lkey: this.lkey,
-            rkey: this.rkey,
-            capacity: this.capacity,
-            kind: PhantomData,
-        }
+        Buffer::new(
+            this.pool,
+            this.block,
+            this.bytes.addr(),
+            this.keys,
+            this.len(),
+        )
     }
 
     /// The bytes.
@@ -280,9 +251,9 @@ impl<K: Kind> fmt::Debug for Buffer<K> {
         f.debug_struct("Buffer")
             .field("addr", &format_args!("{:#x}", self.addr()))
             .field("len", &self.len())
-            .field("capacity", &self.capacity)
-            .field("lkey", &format_args!("{:#x}", self.lkey))
-            .field("rkey", &format_args!("{:#x}", self.rkey))
+            .field("capacity", &self.capacity())
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
             .finish()
     }
 }

@@ -39,11 +39,13 @@ const fn size_of_class(class: usize) -> usize {
 }
 
 /// Bytes of a block of `class`.
+#[inline]
 pub(crate) fn size(class: usize) -> usize {
     SIZES[class] as usize
 }
 
 /// The smallest class whose blocks hold `len` bytes, `len` at most [`LARGEST`].
+#[inline]
 pub(crate) fn class_of(len: usize) -> usize {
     debug_assert!(len <= LARGEST, "{len} bytes are above the largest class");
     let last = len.saturating_sub(1);

@@ -123,9 +123,11 @@ fn find(id: u64) -> Option<Arc<Core>> {
 }
 
 /// Returns a block to the pool numbered `id`.
-#[inline]
 pub(crate) fn give(id: u64, block: Block) {
-    let given = local::with(id, || find(id), |core, shard| core.give_to(shard, block));
+    if block.is_dedicated() {
+        return give_dedicated(id, block);
+    }
+    let given = local::with(id, || find(id), |core, shard| shard.give(core, block));
     if given != Some(Given::Kept) {
         give_slowly(id, block, given);
     }
@@ -148,11 +150,16 @@ fn give_slowly(id: u64, block: Block, given: Option<Given>) {
     }
 }
 
-/// Returns a dedicated registration, kept under `key`, to the pool numbered `id`.
-pub(crate) fn give_dedicated(id: u64, key: u32) {
+#[cold]
+fn give_dedicated(id: u64, block: Block) {
     if let Some(core) = find(id) {
-        core.drop_dedicated(key);
+        core.drop_dedicated(block.key());
     }
+}
+
+/// Bytes of a live dedicated registration of the pool numbered `id`.
+pub(crate) fn dedicated_len(id: u64, block: Block) -> usize {
+    find(id).map_or(0, |core| core.dedicated_len(block.key()))
 }
 
 impl Core {
@@ -196,15 +203,9 @@ impl Core {
     }
 
     /// A free block of `class` from the thread's magazine or the shared list.
-    #[inline]
     pub(crate) fn take(self: &Arc<Self>, class: usize) -> Option<Block> {
         let this = || Some(Arc::clone(self));
         local::with(self.id, this, |core, shard| shard.take(core, class)).flatten()
-    }
-
-    #[inline]
-    fn give_to(&self, shard: &Shard, block: Block) -> Given {
-        shard.give(self, block)
     }
 
     /// Takes a block back under the lock.

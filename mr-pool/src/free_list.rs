@@ -16,7 +16,8 @@ use crate::class::{CLASSES, MAX_BATCH, batch};
 use crate::segmented::Segmented;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A free block: class, span and place in the span, in one word.
+/// A block, free or out: class, span and place in the span, in one word. Or a registration of one
+/// buffer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Block(u64);
 
@@ -24,6 +25,21 @@ impl Block {
     /// `place` is below 2^24: the smallest block is 64 bytes and a span at most 8 MiB.
     pub(crate) fn new(class: usize, span: u32, place: u32) -> Self {
         Self(u64::from(span) << 32 | u64::from(place) << 8 | class as u64)
+    }
+
+    /// The dedicated registration kept under `key`; it is never in a free list.
+    pub(crate) fn dedicated(key: u32) -> Self {
+        Self(u64::from(key) << 32 | DEDICATED)
+    }
+
+    #[inline]
+    pub(crate) fn is_dedicated(self) -> bool {
+        self.0 & 0xff == DEDICATED
+    }
+
+    /// The key of a dedicated registration.
+    pub(crate) fn key(self) -> u32 {
+        self.span()
     }
 
     pub(crate) fn from_bits(bits: u64) -> Self {
@@ -46,6 +62,9 @@ impl Block {
         (self.0 >> 32) as u32
     }
 }
+
+/// Stands in the place of a class.
+const DEDICATED: u64 = 0xff;
 
 /// Bits of a node's index (plus one) in a head; the rest is the tag.
 const INDEX_BITS: u32 = 28;

@@ -26,15 +26,6 @@ enum Gather {
     IfReturned,
 }
 
-/// A buffer with a registration of its own.
-pub(crate) struct Dedicated {
-    pub(crate) key: u32,
-    pub(crate) addr: NonNull<u8>,
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-    pub(crate) capacity: usize,
-}
-
 impl Core {
     /// A block of `class` for `requested` bytes, when the free lists had none.
     #[cold]
@@ -58,7 +49,7 @@ impl Core {
         &self,
         requested: usize,
         may_wait: bool,
-    ) -> Result<Dedicated, PoolError> {
+    ) -> Result<(Block, NonNull<u8>, u64), PoolError> {
         let ceiling = self.limits.ceiling;
         let unit = if self.limits.unpooled {
             class::ALIGN
@@ -100,13 +91,11 @@ impl Core {
                     registration.rkey(),
                 );
                 let key = state.dedicated.insert(registration) as u32;
-                Ok(Dedicated {
-                    key,
+                Ok((
+                    Block::dedicated(key),
                     addr,
-                    lkey,
-                    rkey,
-                    capacity: len,
-                })
+                    u64::from(rkey) << 32 | u64::from(lkey),
+                ))
             }
             Err(source) => {
                 self.sub_registered(len);
@@ -114,6 +103,14 @@ impl Core {
                 Err(PoolError::Register { len, source })
             }
         }
+    }
+
+    /// Bytes of the registration of one buffer.
+    pub(crate) fn dedicated_len(&self, key: u32) -> usize {
+        lock(&self.state)
+            .dedicated
+            .get(key as usize)
+            .map_or(0, |registration| registration.len())
     }
 
     /// Takes back a registration of one buffer.

@@ -86,23 +86,28 @@ impl<K: Kind> Pool<K> {
     #[inline]
     fn take_or_wait(&self, len: usize, may_wait: bool) -> Result<Buffer<K>, PoolError> {
         let core = &self.handle.core;
-        if len > LARGEST || core.limits.unpooled {
-            let memory = core.take_dedicated(len, may_wait)?;
-            return Ok(Buffer::dedicated(core.id, memory, len));
+        if len <= LARGEST && !core.limits.unpooled {
+            let class = class::class_of(len);
+            if let Some(block) = core.take(class) {
+                let (addr, keys) = core.spans.get(block.span()).block(class, block.place());
+                return Ok(Buffer::new(core.id, block, addr, keys, len));
+            }
         }
-        let class = class::class_of(len);
-        let block = match core.take(class) {
-            Some(block) => block,
-            None => core.take_slowly(class, len, may_wait)?,
+        self.take_slowly(len, may_wait)
+    }
+
+    #[cold]
+    fn take_slowly(&self, len: usize, may_wait: bool) -> Result<Buffer<K>, PoolError> {
+        let core = &self.handle.core;
+        let (block, addr, keys) = if len <= LARGEST && !core.limits.unpooled {
+            let class = class::class_of(len);
+            let block = core.take_slowly(class, len, may_wait)?;
+            let (addr, keys) = core.spans.get(block.span()).block(class, block.place());
+            (block, addr, keys)
+        } else {
+            core.take_dedicated(len, may_wait)?
         };
-        let place = core.spans.get(block.span()).block(class, block.place());
-        Ok(Buffer::pooled(
-            core.id,
-            block,
-            place,
-            class::size(class),
-            len,
-        ))
+        Ok(Buffer::new(core.id, block, addr, keys, len))
     }
 
     /// Deregisters every region of which no buffer is live, whatever the high-water mark; free

@@ -28,14 +28,13 @@ pub(crate) struct SpanKeys {
 }
 
 impl SpanKeys {
-    /// Address, lkey and rkey of the block at `place`.
+    /// Address and keys of the block at `place`.
     #[inline]
-    pub(crate) fn block(&self, class: usize, place: u32) -> (NonNull<u8>, u32, u32) {
+    pub(crate) fn block(&self, class: usize, place: u32) -> (NonNull<u8>, u64) {
         let base = self.base.load(Ordering::Relaxed);
-        let keys = self.keys.load(Ordering::Relaxed);
         let addr = NonNull::new(base.wrapping_add(place as usize * class::size(class)))
             .expect("the span of a free block has its address");
-        (addr, keys as u32, (keys >> 32) as u32)
+        (addr, self.keys.load(Ordering::Relaxed))
     }
 }
 
