@@ -208,7 +208,7 @@ impl Cq {
                 if member.sends {
                     filled += member.qp.poll_send(&mut wcs[filled..]);
                 }
-                if member.receives {
+                if member.receives && filled < wcs.len() {
                     filled += member.qp.poll_recv(&mut wcs[filled..]);
                 }
                 if filled == wcs.len() {

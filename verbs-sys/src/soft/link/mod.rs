@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::layout::{
     ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
+    Readiness, Target,
 };
 use super::process::Process;
 use peer::Peer;
@@ -124,6 +125,17 @@ impl Link {
     pub(super) fn keys(&self) -> &[KeyEntry; MAX_KEYS] {
         // SAFETY: as in `info`.
         unsafe { self.keys.as_ref() }
+    }
+
+    /// What the peer's queue pair accepts, if it is ready for ours and still in the connection that
+    /// we know.
+    #[inline]
+    pub(super) fn connected_target(&self, own_qpn: u32) -> Option<Target> {
+        let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
+        let same = target.readiness() == Readiness::Ready
+            && target.dest_qpn() == own_qpn
+            && target.generation() == self.generation.load(Ordering::Relaxed);
+        same.then_some(target)
     }
 
     /// Whether the process at the other end is known to have died.

@@ -12,7 +12,7 @@ use crate::soft::layout::{KeyEntry, MAX_KEYS};
 use crate::soft::link::{Link, Via};
 
 /// Bytes copied between two looks at the epoch: deregistration waits no longer than this takes.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// A checked range of the peer's memory.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +156,7 @@ pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
         match (place, direction) {
             (Place::Here(base), Direction::ToPeer) => {
                 // SAFETY: by the caller's promise; `done + piece <= len`.
-                unsafe { copy::write_shared(base.wrapping_add(done), local, piece) }
+                unsafe { copy::copy_shared(base.wrapping_add(done), local, piece) }
             }
             (Place::Here(base), Direction::FromPeer) => {
                 // SAFETY: as above.

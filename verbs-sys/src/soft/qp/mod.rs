@@ -8,6 +8,7 @@ mod responder;
 mod state;
 
 use std::cell::UnsafeCell;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,6 +43,9 @@ pub(super) struct Qp {
     qp: UnsafeCell<ibv_qp>,
     pub qpn: u32,
     process: Arc<Process>,
+    /// Our own places in the files that `process` keeps mapped.
+    info: NonNull<QpInfo>,
+    mailbox: NonNull<QpMailbox>,
     pd: u32,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
@@ -66,7 +70,7 @@ struct Control {
 }
 
 // SAFETY: `qp` is written under `control`, `link` under both epoch locks; the raw pointers in the
-// attributes are never followed.
+// attributes are never followed, `info` and `mailbox` lead to atomics.
 unsafe impl Send for Qp {}
 // SAFETY: as for Send.
 unsafe impl Sync for Qp {}
@@ -107,6 +111,8 @@ impl Qp {
             }),
             qpn,
             process: Arc::clone(process),
+            info: NonNull::from(&process.info().qps[index as usize]),
+            mailbox: NonNull::from(&process.mailbox().qps[index as usize]),
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
@@ -149,12 +155,14 @@ impl Qp {
 
     #[inline]
     fn info(&self) -> &QpInfo {
-        &self.process.info().qps[qpn_index(self.qpn)]
+        // SAFETY: `process` keeps the mapping, which holds atomics.
+        unsafe { self.info.as_ref() }
     }
 
     #[inline]
     fn mailbox(&self) -> &QpMailbox {
-        &self.process.mailbox().qps[qpn_index(self.qpn)]
+        // SAFETY: as in `info`.
+        unsafe { self.mailbox.as_ref() }
     }
 
     #[inline]

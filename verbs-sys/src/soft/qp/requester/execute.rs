@@ -20,6 +20,7 @@ use crate::soft::link::ring::Kind;
 use crate::soft::link::{Link, Via};
 
 impl Qp {
+    #[inline]
     pub(super) fn execute(&self, position: u32, request: &Request<'_>, bell: &mut Bell) -> Step {
         // SAFETY: the send lock is held.
         let Some(link) = (unsafe { self.link() }) else {
@@ -80,27 +81,31 @@ impl Qp {
     /// What the peer accepts now; otherwise whether to wait for it.
     #[inline]
     fn target(&self, link: &Link) -> Result<Target, Step> {
+        if let Some(target) = link.connected_target(self.qpn) {
+            return Ok(target);
+        }
+        self.first_target(link)
+    }
+
+    /// Before the first request: the peer is ready once it expects the PSN we begin with.
+    #[cold]
+    fn first_target(&self, link: &Link) -> Result<Target, Step> {
         let responder = &link.info().responder.0;
         let target = Target(responder.target.load(Ordering::SeqCst));
         let known = link.generation.load(Ordering::Relaxed);
-        if target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn {
-            if known == target.generation() {
-                return Ok(target);
-            }
-            let psn = responder.rq_psn.load(Ordering::Relaxed);
-            if known == Link::UNKNOWN && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
-                link.generation
-                    .store(target.generation(), Ordering::Relaxed);
-                self.requester.waiting_since.store(0, Ordering::Relaxed);
-                return Ok(target);
-            }
+        let ready = target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn;
+        let psn = responder.rq_psn.load(Ordering::Relaxed);
+        if ready && known == Link::UNKNOWN && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
+            link.generation
+                .store(target.generation(), Ordering::Relaxed);
+            self.requester.waiting_since.store(0, Ordering::Relaxed);
+            return Ok(target);
         }
         Err(self.not_ready(link, target, known))
     }
 
     /// A peer that is not ready is asked again until the QP's time-out and retries are used up, as a
     /// requester whose packets nobody answers does; one that can never become ready fails at once.
-    #[cold]
     fn not_ready(&self, link: &Link, target: Target, known: u32) -> Step {
         let lost = known != Link::UNKNOWN || target.readiness() == Readiness::Gone;
         if lost || link.is_dead() {

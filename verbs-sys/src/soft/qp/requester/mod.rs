@@ -5,6 +5,7 @@
 //! (the ring is full, an earlier message is not acknowledged, the peer is not ready) is kept, and
 //! executed by a later poll or by the service thread.
 
+mod direct;
 mod execute;
 mod message;
 mod post;
@@ -112,6 +113,13 @@ struct Owed {
     completed: bool,
     failed: bool,
     map: Option<u32>,
+}
+
+impl Owed {
+    #[inline]
+    fn is_due(&self) -> bool {
+        self.local || self.failed || self.map.is_some()
+    }
 }
 
 /// The wake-ups that a burst of messages owes to the peer.

@@ -26,6 +26,13 @@ impl Qp {
         if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
             return Err((libc::EINVAL, wr));
         }
+        // SAFETY: the chain is valid by the caller's promise.
+        if let Some(first) = unsafe { wr.as_ref() }
+            // SAFETY: as above.
+            && unsafe { self.post_direct(first) }
+        {
+            return Ok(());
+        }
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         let mut result = Ok(());
@@ -41,7 +48,7 @@ impl Qp {
         }
         self.finish_burst(&mut owed, bell);
         epoch::unlock(&self.info().sq_epoch.0);
-        self.settle(owed);
+        self.settle(&mut owed);
         result
     }
 

@@ -11,7 +11,7 @@ use crate::ffi::{
     IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::{NAK_VALID, Readiness, Target};
+use crate::soft::layout::NAK_VALID;
 use crate::soft::link::ring::UNITS;
 use crate::soft::link::{Link, Via};
 
@@ -31,8 +31,8 @@ impl Qp {
 
     /// Takes acknowledgements and executes what waited for them.
     pub(in crate::soft::qp) fn progress_send(&self) {
-        let owed = self.advance_sends();
-        self.settle(owed);
+        let mut owed = self.advance_sends();
+        self.settle(&mut owed);
     }
 
     fn advance_sends(&self) -> Owed {
@@ -168,9 +168,9 @@ impl Qp {
 
     /// Pays what is owed. No lock is held.
     #[inline]
-    pub(super) fn settle(&self, owed: Owed) {
-        if owed.local || owed.failed || owed.map.is_some() {
-            self.settle_slowly(owed);
+    pub(super) fn settle(&self, owed: &mut Owed) {
+        if owed.is_due() {
+            self.settle_slowly(std::mem::take(owed));
         }
     }
 
@@ -178,7 +178,7 @@ impl Qp {
         let Some(link) = self.shared_link() else {
             return;
         };
-        while owed.local || owed.failed || owed.map.is_some() {
+        while owed.is_due() {
             if owed.failed {
                 self.flush_recvs();
             }
@@ -204,14 +204,8 @@ impl Qp {
 
     /// Whether the peer's queue pair can no longer answer what is in flight.
     pub(in crate::soft::qp) fn peer_is_gone(&self, link: &Link) -> bool {
-        let known = link.generation.load(Ordering::Relaxed);
-        if known == Link::UNKNOWN || !self.waits() {
-            return false;
-        }
-        let target = Target(link.info().responder.0.target.load(Ordering::SeqCst));
-        target.readiness() != Readiness::Ready
-            || target.generation() != known
-            || target.dest_qpn() != self.qpn
+        let known = link.generation.load(Ordering::Relaxed) != Link::UNKNOWN;
+        known && self.waits() && link.connected_target(self.qpn).is_none()
     }
 
     /// The peer will never answer: ends what is in flight, and if its process has died, the queue
@@ -231,6 +225,6 @@ impl Qp {
         }
         self.finish_burst(&mut owed, Bell::default());
         epoch::unlock(&self.info().sq_epoch.0);
-        self.settle(owed);
+        self.settle(&mut owed);
     }
 }

@@ -1,0 +1,104 @@
+//! The straight way: one WRITE or READ of one element, with nothing before it in the queue.
+//!
+//! It makes the checks of the general way, in the same words, and leaves everything unusual to it:
+//! a request that is refused here has changed nothing.
+
+use std::sync::atomic::Ordering;
+
+use super::super::Qp;
+use super::super::access::{self, CHUNK, Place};
+use super::success;
+use crate::copy;
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_RTS,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WR_RDMA_READ,
+    IBV_WR_RDMA_WRITE, ibv_send_wr,
+};
+use crate::soft::epoch;
+
+impl Qp {
+    /// Executes a request if it is of the straight kind. It is the only one of its post.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline]
+    pub(super) unsafe fn post_direct(&self, wr: &ibv_send_wr) -> bool {
+        let straight = wr.next.is_null()
+            && wr.num_sge == 1
+            && wr.send_flags & IBV_SEND_INLINE == 0
+            && matches!(wr.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ)
+            && self.cap.max_send_sge != 0;
+        if !straight {
+            return false;
+        }
+        let epoch = &self.info().sq_epoch.0;
+        epoch::lock(epoch);
+        // SAFETY: as for this function; the lock is held.
+        let executed = unsafe { self.execute_direct(wr) }.is_some();
+        epoch::unlock(epoch);
+        executed
+    }
+
+    /// # Safety
+    ///
+    /// As for `post_send`, with the send lock held.
+    #[inline(always)]
+    unsafe fn execute_direct(&self, wr: &ibv_send_wr) -> Option<()> {
+        let position = self.sq.tail.load(Ordering::Relaxed);
+        let idle = self.sq.done.load(Ordering::Relaxed) == position;
+        if !idle || self.sq.is_full(position) || self.state() != IBV_QPS_RTS {
+            return None;
+        }
+        // SAFETY: one element is readable by the caller's promise.
+        let sge = unsafe { wr.sg_list.read() };
+        let len = sge.length as usize;
+        if len == 0 || len > CHUNK {
+            return None;
+        }
+        // SAFETY: the opcode says that this member is meant; all are plain integers.
+        let remote = unsafe { wr.wr.rdma };
+        // SAFETY: the send lock is held.
+        let link = unsafe { self.link() }?;
+        let target = link.connected_target(self.qpn)?;
+        let (access, local_access, opcode) = if wr.opcode == IBV_WR_RDMA_WRITE {
+            (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE)
+        } else {
+            (
+                IBV_ACCESS_REMOTE_READ,
+                IBV_ACCESS_LOCAL_WRITE,
+                IBV_WC_RDMA_READ,
+            )
+        };
+        let keys = &self.process.info().keys;
+        access::check_local(keys, self.pd, &sge, local_access).ok()?;
+        if !target.allows(access) {
+            return None;
+        }
+        let (addr, rkey) = (remote.remote_addr, remote.rkey);
+        let Ok(Place::Here(there)) = access::resolve(link, target.pd(), rkey, addr, len, access)
+        else {
+            return None;
+        };
+        let here = sge.addr as usize as *mut u8;
+        if wr.opcode == IBV_WR_RDMA_WRITE {
+            // SAFETY: both ranges were checked under the send lock, which their owners wait for.
+            unsafe { copy::copy_shared(there, here, len) };
+        } else {
+            // SAFETY: as above.
+            unsafe { copy::read_shared(here, there, len) };
+        }
+        let signaled = self.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
+        let next = position.wrapping_add(1);
+        self.sq.start(position, wr.wr_id);
+        self.sq
+            .finish(position, success(opcode, sge.length), signaled);
+        self.sq.tail.store(next, Ordering::Relaxed);
+        self.sq.exec.store(next, Ordering::Relaxed);
+        self.sq.done.store(next, Ordering::Release);
+        if signaled {
+            self.send_cq.notify(false);
+        }
+        Some(())
+    }
+}
