@@ -11,7 +11,7 @@ use std::{
 use super::{
     Completed, PostError, Registered, Rejected, WorkKind,
     request::{Chain, Request, part_of},
-    slots::{ID_SHIFT, INDEX_BITS, INDEX_SHIFT, LAST, Outstanding, RECEIVE, Slots},
+    slots::{ID_SHIFT, INDEX_BITS, INDEX_SHIFT, LAST, RECEIVE, Slots},
 };
 use crate::{
     QueuePair, RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion,
@@ -119,13 +119,8 @@ impl<B: Registered> OwnedQueuePair<B> {
             };
             return Err(Rejected::new(error, buffer));
         }
-        self.receives.insert(Outstanding {
-            kind: WorkKind::Recv,
-            buffer: Some(buffer),
-            requests: 1,
-            len: sge.length,
-            error: None,
-        });
+        self.receives
+            .insert(WorkKind::Recv, Some(buffer), 1, sge.length);
         Ok(token)
     }
 
@@ -312,13 +307,8 @@ impl<B: Registered> OwnedQueuePair<B> {
         };
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
         self.send_room = self.send_room.saturating_sub(requests);
-        self.sends.insert(Outstanding {
-            kind: WorkKind::Read,
-            buffer: Some(buffer),
-            requests,
-            len: total,
-            error: None,
-        });
+        self.sends
+            .insert(WorkKind::Read, Some(buffer), requests, total);
         result
     }
 
@@ -337,7 +327,7 @@ impl<B: Registered> OwnedQueuePair<B> {
         let status = completion.status();
         let ok = status == WcStatus::Success;
         if token & RECEIVE != 0 {
-            let done = self.receives.remove(index)?;
+            let (_, buffer) = self.receives.remove(index)?;
             let kind = match completion.opcode() {
                 WcOpcode::RecvRdmaWithImm if ok => WorkKind::RecvWrite,
                 _ => WorkKind::Recv,
@@ -348,7 +338,7 @@ impl<B: Registered> OwnedQueuePair<B> {
                 status,
                 byte_len: if ok { completion.byte_len() } else { 0 },
                 imm: if ok { completion.imm_data() } else { None },
-                buffer: done.buffer,
+                buffer,
             });
         }
         if token & LAST == 0 {
@@ -357,7 +347,7 @@ impl<B: Registered> OwnedQueuePair<B> {
             }
             return None;
         }
-        let done = self.sends.remove(index)?;
+        let (done, buffer) = self.sends.remove(index)?;
         self.send_room += done.requests;
         let status = done.error.unwrap_or(status);
         let fetched = matches!(done.kind, WorkKind::Read | WorkKind::Atomic);
@@ -371,7 +361,7 @@ impl<B: Registered> OwnedQueuePair<B> {
                 0
             },
             imm: None,
-            buffer: done.buffer,
+            buffer,
         })
     }
 
@@ -380,7 +370,7 @@ impl<B: Registered> OwnedQueuePair<B> {
         self.id << ID_SHIFT | u64::from(index) << INDEX_SHIFT
     }
 
-    #[inline]
+    #[inline(always)]
     fn post(
         &mut self,
         buffer: B,
@@ -427,7 +417,7 @@ impl<B: Registered> OwnedQueuePair<B> {
     /// # Safety
     /// On success the caller keeps the bytes of `sge` valid and alone until the request has
     /// completed or the queue pair is destroyed; inline, until this returns.
-    #[inline]
+    #[inline(always)]
     unsafe fn post_one(
         &mut self,
         mut sge: Sge,
@@ -459,16 +449,10 @@ impl<B: Registered> OwnedQueuePair<B> {
     }
 
     /// Keeps what belongs to the request that was just posted.
-    #[inline]
+    #[inline(always)]
     fn keep(&mut self, kind: WorkKind, buffer: Option<B>, len: u32) {
         self.send_room -= 1;
-        self.sends.insert(Outstanding {
-            kind,
-            buffer,
-            requests: 1,
-            len,
-            error: None,
-        });
+        self.sends.insert(kind, buffer, 1, len);
     }
 }
 

@@ -12,11 +12,12 @@ pub(super) const INDEX_SHIFT: u32 = 2;
 pub(super) const INDEX_BITS: u32 = 20;
 pub(super) const ID_SHIFT: u32 = INDEX_SHIFT + INDEX_BITS;
 
-/// A request, or a chain of requests, that the device has not finished.
-pub(super) struct Outstanding<B> {
+/// What is known of a request, or of a chain of requests, that the device has not finished.
+///
+/// Apart from its buffer, and each field read with the width it is written with: it is written just
+/// before it may be read, and a wide load of narrow stores waits for all of them.
+pub(super) struct Outstanding {
     pub(super) kind: WorkKind,
-    /// None for inline data.
-    pub(super) buffer: Option<B>,
     /// Places it takes in the device's queue.
     pub(super) requests: u32,
     /// Bytes asked for.
@@ -26,15 +27,24 @@ pub(super) struct Outstanding<B> {
 }
 
 pub(super) struct Slots<B> {
-    entries: Box<[Option<Outstanding<B>>]>,
+    entries: Box<[Outstanding]>,
+    /// None for an empty entry, `Some(None)` for inline data.
+    buffers: Box<[Option<Option<B>>]>,
     /// Indices of empty entries; the last freed is the first reused.
     free: Vec<u32>,
 }
 
 impl<B> Slots<B> {
     pub(super) fn new(count: u32) -> Self {
+        let empty = || Outstanding {
+            kind: WorkKind::Recv,
+            requests: 0,
+            len: 0,
+            error: None,
+        };
         Self {
-            entries: (0..count).map(|_| None).collect(),
+            entries: (0..count).map(|_| empty()).collect(),
+            buffers: (0..count).map(|_| None).collect(),
             free: (0..count).rev().collect(),
         }
     }
@@ -45,24 +55,30 @@ impl<B> Slots<B> {
         self.free.last().copied()
     }
 
-    /// Keeps `outstanding` at the index that [`next`](Self::next) gave.
-    #[inline]
-    pub(super) fn insert(&mut self, outstanding: Outstanding<B>) {
-        if let Some(index) = self.free.pop() {
-            self.entries[index as usize] = Some(outstanding);
-        }
+    /// Keeps a request and its buffer at the index that [`next`](Self::next) gave.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, kind: WorkKind, buffer: Option<B>, requests: u32, len: u32) {
+        let Some(index) = self.free.pop() else { return };
+        let entry = &mut self.entries[index as usize];
+        entry.kind = kind;
+        entry.requests = requests;
+        entry.len = len;
+        entry.error = None;
+        self.buffers[index as usize] = Some(buffer);
     }
 
+    /// The request at an index that is in use.
     #[inline]
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Outstanding<B>> {
-        self.entries.get_mut(index as usize)?.as_mut()
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Outstanding> {
+        self.buffers.get(index as usize)?.as_ref()?;
+        self.entries.get_mut(index as usize)
     }
 
-    #[inline]
-    pub(super) fn remove(&mut self, index: u32) -> Option<Outstanding<B>> {
-        let outstanding = self.entries.get_mut(index as usize)?.take()?;
+    #[inline(always)]
+    pub(super) fn remove(&mut self, index: u32) -> Option<(&Outstanding, Option<B>)> {
+        let buffer = self.buffers.get_mut(index as usize)?.take()?;
         self.free.push(index);
-        Some(outstanding)
+        Some((self.entries.get(index as usize)?, buffer))
     }
 
     pub(super) fn capacity(&self) -> usize {
