@@ -24,6 +24,7 @@ impl OutgoingMessage {
     /// # Errors
     ///
     /// [`PoolError`] where the pool has no memory for it.
+    #[inline]
     pub fn new(pool: &Pool, capacity: usize) -> Result<Self, PoolError> {
         pool.take(capacity).map(Self::from)
     }
@@ -75,6 +76,7 @@ impl OutgoingMessage {
     }
 
     /// Bytes of the frame; 0 until one is written.
+    #[inline]
     pub fn frame_len(&self) -> usize {
         self.len
     }
@@ -89,6 +91,7 @@ impl OutgoingMessage {
     }
 
     /// The buffer, to be used for something else.
+    #[inline]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
@@ -100,6 +103,7 @@ impl OutgoingMessage {
     }
 
     /// Fills in the credits that go with the message, at the last moment.
+    #[inline]
     pub(crate) fn set_credits(&mut self, credits: u16) {
         if let Some(field) = self
             .buffer
@@ -113,6 +117,7 @@ impl OutgoingMessage {
 
 impl From<Buffer> for OutgoingMessage {
     /// An empty message in a buffer that was used for something else, a received message for example.
+    #[inline]
     fn from(buffer: Buffer) -> Self {
         Self { buffer, len: 0 }
     }
@@ -136,6 +141,7 @@ pub struct Received {
 
 impl Received {
     /// Takes a buffer whose first `len` bytes the device has written.
+    #[inline]
     pub(crate) fn parse(buffer: Buffer, len: usize) -> Result<Self, FrameError> {
         let bytes = buffer.as_slice();
         let header = *Frame::parse(bytes.get(..len).unwrap_or(bytes))?.header();
@@ -143,16 +149,19 @@ impl Received {
     }
 
     /// What the message is.
+    #[inline]
     pub fn kind(&self) -> u16 {
         self.header.kind
     }
 
     /// What the sender tagged it with.
+    #[inline]
     pub fn tag(&self) -> u64 {
         self.header.tag
     }
 
     /// Header and parts.
+    #[inline]
     pub fn frame(&self) -> Frame<'_> {
         let len = self.header.frame_len() as usize;
         Frame::from_parts(
@@ -166,21 +175,25 @@ impl Received {
     /// # Errors
     ///
     /// [`ViewError`] where it is not a `T`.
+    #[inline]
     pub fn view<T: View>(&self) -> Result<&T::Archived, ViewError> {
         view::<T>(&self.frame())
     }
 
     /// The raw bytes behind the value.
+    #[inline]
     pub fn body(&self) -> &[u8] {
         self.frame().body()
     }
 
     /// The header.
+    #[inline]
     pub(crate) fn header(&self) -> &Header {
         &self.header
     }
 
     /// The buffer, to be used for something else: a reply for example.
+    #[inline]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }

@@ -28,8 +28,12 @@ pub(crate) struct Connection {
     queue_limit: usize,
     /// What the caller gave with the READs and WRITEs that are on their way. One queue pair's complete in order.
     tokens: VecDeque<u64>,
-    /// Receives that were used and not posted again, because the pool had no memory.
+    /// Receives that were used and not posted again yet.
     unposted: u32,
+    /// The pool has no memory for them.
+    starved: bool,
+    /// Credits were due at the last look already.
+    return_was_due: bool,
     /// Longest frame that may be sent.
     message_size: u32,
     /// Size of the receive buffers.
@@ -62,8 +66,13 @@ pub(crate) enum State {
 pub(crate) enum Care {
     /// Nothing more for now.
     Done,
-    /// The connection goes on. `starved`: it waits for memory; `returned`: a message about credits was sent.
-    GoesOn { starved: bool, returned: bool },
+    /// The connection goes on. `starved`: it waits for memory; `again`: it has to be looked after before anybody sleeps;
+    /// `returned`: a message about credits was sent.
+    GoesOn {
+        starved: bool,
+        again: bool,
+        returned: bool,
+    },
     /// The connection is to be ended.
     End(DisconnectCause),
     /// The connection has ended; its owner is to be told the cause, if any.
@@ -98,6 +107,8 @@ impl Connection {
             queue_limit: config.queue_limit,
             tokens: VecDeque::with_capacity(config.send_depth as usize),
             unposted: 0,
+            starved: false,
+            return_was_due: false,
             message_size,
             receive_size: config.message_size as usize,
             state: State::Up,
@@ -293,7 +304,7 @@ impl Connection {
 
     /// Deals with a completion of this connection.
     #[inline]
-    pub(crate) fn complete(&mut self, completion: &mut WorkCompletion, pool: &Pool) -> Outcome {
+    pub(crate) fn complete(&mut self, completion: &mut WorkCompletion) -> Outcome {
         // None for a part of a chain, and for what is left of an earlier queue pair of the same number.
         let Some(done) = self.qp.complete(completion) else {
             return Outcome::Nothing;
@@ -307,7 +318,7 @@ impl Connection {
             Err(done.status)
         };
         let outcome = match done.kind {
-            WorkKind::Recv => self.received(done, pool),
+            WorkKind::Recv => self.received(done),
             WorkKind::Read | WorkKind::Write => {
                 let token = self.tokens.pop_front();
                 match (token, done.buffer) {
@@ -337,7 +348,7 @@ impl Connection {
     }
 
     #[inline]
-    fn received(&mut self, done: Completed<Buffer>, pool: &Pool) -> Outcome {
+    fn received(&mut self, done: Completed<Buffer>) -> Outcome {
         let Some(buffer) = done.buffer else {
             return Outcome::Nothing;
         };
@@ -364,16 +375,9 @@ impl Connection {
             self.in_trouble(DisconnectCause::Kind { kind });
             return Outcome::Nothing;
         }
-        match pool.try_take(self.receive_size) {
-            Ok(fresh) => self.post_receive(fresh),
-            Err(error) => {
-                if self.unposted == 0 {
-                    tracing::warn!(%error, peer = %self.socket.peer(), "no memory to receive into; the peer has to wait");
-                }
-                self.unposted += 1;
-                self.care = true;
-            }
-        }
+        // Posted again at the next look at the completion queue: the owner's answer comes first.
+        self.unposted += 1;
+        self.care = true;
         Outcome::Message(message)
     }
 
@@ -396,6 +400,7 @@ impl Connection {
     }
 
     /// Does what could not be done at once. Tells whether to come back.
+    #[inline]
     pub(crate) fn look_after(&mut self, pool: &Pool) -> Care {
         self.care = false;
         if let State::Ending(cause) = self.state {
@@ -409,24 +414,39 @@ impl Connection {
             return Care::End(cause);
         }
         while self.unposted > 0 {
-            let Ok(fresh) = pool.try_take(self.receive_size) else {
-                break;
-            };
-            self.unposted -= 1;
-            self.post_receive(fresh);
+            match pool.try_take(self.receive_size) {
+                Ok(fresh) => {
+                    self.starved = false;
+                    self.unposted -= 1;
+                    self.post_receive(fresh);
+                }
+                Err(error) => {
+                    if !self.starved {
+                        tracing::warn!(%error, peer = %self.socket.peer(), "no memory to receive into; the peer waits");
+                    }
+                    self.starved = true;
+                    break;
+                }
+            }
         }
         let mut returned = false;
-        if self.qp.send_room() > 0
-            && self.credits.return_is_due()
+        let due = self.credits.return_is_due();
+        // Only where nothing was sent since they became due: an answer may be about to take them.
+        if due
+            && self.return_was_due
+            && self.qp.send_room() > 0
             && let Ok(buffer) = pool.try_take(HEADER_LEN)
             && self.credits.spend_for_return()
         {
             self.post(OutgoingMessage::internal(buffer, KIND_CREDIT));
             returned = true;
         }
-        self.care |= self.unposted > 0 || self.credits.return_is_due();
+        let again = due && !self.return_was_due;
+        self.return_was_due = due && !returned;
+        self.care |= self.starved || self.credits.return_is_due();
         Care::GoesOn {
-            starved: self.unposted > 0,
+            starved: self.starved,
+            again,
             returned,
         }
     }

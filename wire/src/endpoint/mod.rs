@@ -72,6 +72,8 @@ pub struct Endpoint {
     leaving: Vec<u32>,
     /// A connection waits for memory to receive into.
     starved: bool,
+    /// A connection has to be looked after before anybody sleeps.
+    again: bool,
     looks: u32,
     stats: EndpointStats,
     sleeper: Sleeper,
@@ -122,9 +124,11 @@ impl Endpoint {
             filled: 0,
             done: 0,
             events: VecDeque::with_capacity(2 * most as usize),
-            listed: Vec::with_capacity(most as usize),
+            // Twice: a connection may be listed anew while the list is gone through.
+            listed: Vec::with_capacity(2 * most as usize),
             leaving: Vec::with_capacity(most as usize),
             starved: false,
+            again: false,
             looks: 0,
             stats: EndpointStats::default(),
             sleeper,
@@ -442,7 +446,7 @@ impl Endpoint {
         let index = self.by_qp.get(completion.qp_num())?;
         let id = self.connections.id(index);
         let connection = self.connections.at_mut(index)?;
-        let outcome = connection.complete(completion, &self.shared.pool);
+        let outcome = connection.complete(completion);
         Self::list(connection, index, &mut self.listed);
         match outcome {
             Outcome::Nothing => None,

@@ -40,9 +40,14 @@ impl Endpoint {
             return Ok(());
         }
         self.shared.cq.req_notify(false)?;
-        // What completed before is not announced.
-        if self.look() || self.shared.take_wake() {
-            return Ok(());
+        loop {
+            // What completed before is not announced.
+            if self.look() || self.shared.take_wake() {
+                return Ok(());
+            }
+            if !self.again {
+                break;
+            }
         }
         let timeout = if self.starved {
             Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)))
@@ -70,20 +75,27 @@ impl Endpoint {
         Ok(self.poll())
     }
 
-    #[cold]
+    #[inline]
     pub(super) fn look_after(&mut self) {
         self.starved = false;
+        self.again = false;
         // Those that need more go behind the ones that are looked at now.
-        for _ in 0..self.listed.len() {
-            let index = self.listed.remove(0);
+        let count = self.listed.len();
+        for at in 0..count {
+            let index = self.listed[at];
             let Some(connection) = self.connections.at_mut(index) else {
                 continue;
             };
             connection.listed = false;
             match connection.look_after(&self.shared.pool) {
                 Care::Done => {}
-                Care::GoesOn { starved, returned } => {
+                Care::GoesOn {
+                    starved,
+                    again,
+                    returned,
+                } => {
                     self.starved |= starved;
+                    self.again |= again;
                     self.stats.credit_messages_sent += u64::from(returned);
                 }
                 Care::End(cause) => self.end(index, Some(cause)),
@@ -93,6 +105,7 @@ impl Endpoint {
                 Self::list(connection, index, &mut self.listed);
             }
         }
+        self.listed.drain(..count);
     }
 
     #[cold]
