@@ -4,7 +4,42 @@ use std::fs;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+
+/// The processors of both sides, of those this process may run on; none where there is only one.
+///
+/// Without them, two polling sides end up on one processor for milliseconds now and then, and each
+/// measurement is of the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Processors {
+    /// The client's, and that of the plain copies that are its limit: the first.
+    pub client: usize,
+    /// The server's: the last.
+    pub server: usize,
+}
+
+impl Processors {
+    /// Chooses them.
+    pub fn choose() -> Option<Self> {
+        let allowed = sched_getaffinity(None).ok()?;
+        let mut allowed = (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor));
+        Some(Self {
+            client: allowed.next()?,
+            server: allowed.next_back()?,
+        })
+    }
+}
+
+/// Keeps the calling thread, and those it starts, on a processor, if one is given. Where the system
+/// does not allow it, nothing happens: the figures are only less steady.
+pub fn occupy(processor: Option<usize>) {
+    if let Some(processor) = processor {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        let _ = sched_setaffinity(None, &set);
+    }
+}
 
 /// What a figure depends on beside the code.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -13,6 +48,8 @@ pub struct Machine {
     pub cpu: String,
     /// Processors this process may run on.
     pub cores: usize,
+    /// Which of them client and server have to themselves.
+    pub processors: Option<Processors>,
     /// Bytes of memory.
     pub memory_bytes: u64,
     /// Release of the kernel.
@@ -34,6 +71,7 @@ impl Machine {
         Self {
             cpu: field(&read("/proc/cpuinfo"), "model name").to_owned(),
             cores: available_parallelism().map_or(0, usize::from),
+            processors: Processors::choose(),
             memory_bytes: field(&read("/proc/meminfo"), "MemTotal")
                 .trim_end_matches(" kB")
                 .parse::<u64>()

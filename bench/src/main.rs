@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use bench::machine::occupy;
 use bench::run::{Extent, Options, run, write};
 use bench::{client, device, server, table};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -33,7 +34,7 @@ enum Command {
     Client(Role),
     /// Memory that `run` reads and writes with the device alone.
     #[command(hide = true)]
-    Target(Target),
+    Target(Place),
 }
 
 #[derive(Args)]
@@ -50,16 +51,26 @@ struct Run {
     device: Option<String>,
 }
 
+/// Where a role runs.
 #[derive(Args)]
-struct Target {
+struct Place {
     #[arg(long)]
     device: String,
+    #[arg(long)]
+    processor: Option<usize>,
+}
+
+impl Place {
+    fn take(self) -> String {
+        occupy(self.processor);
+        self.device
+    }
 }
 
 #[derive(Args)]
 struct Role {
-    #[arg(long)]
-    device: String,
+    #[command(flatten)]
+    place: Place,
     #[arg(long)]
     wait: WaitName,
     #[arg(long)]
@@ -89,7 +100,7 @@ impl Role {
     fn server(self) -> ServerConfig {
         let mut config = ServerConfig::default();
         config.wait = self.wait();
-        config.device = Some(self.device);
+        config.device = Some(self.place.take());
         config
     }
 
@@ -100,7 +111,7 @@ impl Role {
             MemoryName::Pooled => Memory::Pooled,
             MemoryName::PerOperation => Memory::PerOperation,
         };
-        config.device = Some(self.device);
+        config.device = Some(self.place.take());
         config
     }
 }
@@ -132,7 +143,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run.run(),
         Command::Server(role) => server::serve(&role.server()),
         Command::Client(role) => client::run(role.client()),
-        Command::Target(target) => device::target(&target.device),
+        Command::Target(target) => device::target(&target.take()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

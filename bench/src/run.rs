@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::client::{self, Counters};
 use crate::device::{self, Initiator};
 use crate::limit::Copies;
-use crate::machine::Machine;
+use crate::machine::{Machine, Processors, occupy};
 use crate::measure::{Budget, Operation, Slice, measure, put_all};
 use crate::process::Worker;
 use crate::report::{
@@ -118,7 +118,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn start(variant: Variant, options: &Options) -> Result<Self> {
+    fn start(variant: Variant, options: &Options, processors: Option<Processors>) -> Result<Self> {
         let environment = match variant.mode {
             Mode::RegisterPerOpModelled => vec![(REGISTRATION_COST, "published".to_owned())],
             Mode::RegisterPerOp | Mode::Pooled => Vec::new(),
@@ -127,31 +127,16 @@ impl Pair {
             Mode::Pooled => "pooled",
             Mode::RegisterPerOp | Mode::RegisterPerOpModelled => "per-operation",
         };
-        let role = |role: &str, wait: Wait| {
-            [
-                role,
-                "--device",
-                &options.device,
-                "--wait",
-                wait.name(),
-                "--memory",
-                memory,
-            ]
-            .map(str::to_owned)
+        let start = |role: &str, wait: Wait, processor| {
+            let name = format!("{role} ({}, {})", variant.mode.name(), variant.wait.name());
+            let mut arguments = role_arguments(role, options, processor);
+            arguments.extend(["--wait", wait.name(), "--memory", memory].map(str::to_owned));
+            Worker::start(&options.program, &name, arguments, &environment)
         };
-        let name = |side| format!("{side} ({}, {})", variant.mode.name(), variant.wait.name());
-        let mut server = Worker::start(
-            &options.program,
-            &name("server"),
-            role("server", variant.wait),
-            &environment,
-        )?;
-        let mut client = Worker::start(
-            &options.program,
-            &name("client"),
-            role("client", variant.client_wait),
-            &environment,
-        )?;
+        let server_processor = processors.map(|both| both.server);
+        let mut server = start("server", variant.wait, server_processor)?;
+        let client_processor = processors.map(|both| both.client);
+        let mut client = start("client", variant.client_wait, client_processor)?;
         let server::Answer::Address(address) = server.ask(&server::Command::Address)? else {
             bail!("the server gave no address");
         };
@@ -253,7 +238,10 @@ struct Cell {
 /// A process cannot be started, an operation failed, or a value got is wrong.
 pub fn run(options: &Options) -> Result<Report> {
     let extent = &options.extent;
-    let one_sided = one_sided(options)?;
+    let machine = Machine::describe();
+    let processors = machine.processors;
+    occupy(processors.map(|both| both.client));
+    let one_sided = one_sided(options, processors)?;
     let variants = variants(options.software);
     let steps = variants.len() * (1 + SIZES.len() * Operation::ALL.len() * extent.rounds);
     let progress = progress(steps as u64);
@@ -261,7 +249,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut pairs = Vec::new();
     for variant in variants {
         progress.set_message(format!("starting {}", variant.mode.name()));
-        let mut pair = Pair::start(variant, options)?;
+        let mut pair = Pair::start(variant, options, processors)?;
         for size in SIZES {
             pair.put_all(&extent.workload(size))?;
         }
@@ -283,7 +271,7 @@ pub fn run(options: &Options) -> Result<Report> {
         legend: legend(),
         quick: extent.quick,
         rounds: extent.rounds,
-        machine: Machine::describe(),
+        machine,
         device: Device {
             name: options.device.clone(),
             link: link(options.software).to_owned(),
@@ -300,9 +288,20 @@ pub fn run(options: &Options) -> Result<Report> {
     })
 }
 
+/// The arguments that all roles have.
+fn role_arguments(role: &str, options: &Options, processor: Option<usize>) -> Vec<String> {
+    let mut arguments = [role, "--device", &options.device]
+        .map(str::to_owned)
+        .to_vec();
+    if let Some(processor) = processor {
+        arguments.extend(["--processor".to_owned(), processor.to_string()]);
+    }
+    arguments
+}
+
 /// The device alone, with a target in another process.
-fn one_sided(options: &Options) -> Result<Vec<OneSided>> {
-    let arguments = ["target", "--device", &options.device].map(str::to_owned);
+fn one_sided(options: &Options, processors: Option<Processors>) -> Result<Vec<OneSided>> {
+    let arguments = role_arguments("target", options, processors.map(|both| both.server));
     let target = Worker::start(&options.program, "target", arguments, &[])?;
     let mut initiator = Initiator::connect(&options.device, target)?;
     device::one_sided(&mut initiator, 8, options.extent.device)
