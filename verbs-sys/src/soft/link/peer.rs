@@ -38,6 +38,8 @@ pub(in crate::soft) struct Peer {
     /// Whether `process_vm_readv` and `process_vm_writev` reach the peer.
     pub cma: bool,
     arenas: Box<[AtomicPtr<MappedArena>]>,
+    /// Held while a place in `arenas` changes.
+    mapping: Mutex<()>,
     dead: AtomicBool,
 }
 
@@ -78,6 +80,7 @@ impl Peer {
             kick,
             cma: false,
             arenas: (0..ARENA_CACHE).map(|_| AtomicPtr::default()).collect(),
+            mapping: Mutex::new(()),
             dead: AtomicBool::new(false),
         };
         if peer.info().header.magic.load(Ordering::Acquire) != MAGIC {
@@ -170,8 +173,13 @@ impl Peer {
         (len as u64 <= room).then(|| arena.mapping.as_ptr().wrapping_add(offset as usize))
     }
 
-    /// Maps an arena of the peer. No epoch lock of this process may be held by the caller.
+    /// Maps an arena of the peer, unless another thread has done so meanwhile: replacing its mapping would take it
+    /// away under a long copy, which lets epochs pass. No epoch lock of this process may be held by the caller.
     pub(in crate::soft) fn map_arena(&self, process: &Process, id: u32) -> Result<(), Errno> {
+        let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_mapped(id) {
+            return Ok(());
+        }
         let answer = self.ask(Request::Arena { id })?;
         let file = answer.fds.first().ok_or(Errno::PROTO)?;
         let len = segment::sealed_len(file.as_fd())?;
@@ -182,11 +190,22 @@ impl Peer {
         Ok(())
     }
 
-    /// Unmaps the arenas that the peer no longer has.
+    /// Whether an arena is mapped. The lock on `mapping` is held, so nobody frees what is looked at.
+    fn is_mapped(&self, id: u32) -> bool {
+        let arena = self.arenas[id as usize % ARENA_CACHE].load(Ordering::Acquire);
+        // SAFETY: mappings are freed under the lock only.
+        unsafe { arena.as_ref() }.is_some_and(|arena| arena.id == id)
+    }
+
+    /// Unmaps the arenas that the peer no longer has. Does nothing while one is being mapped: that waits for an answer
+    /// of the peer, and the service thread, which sweeps, must never wait for one.
     pub(in crate::soft) fn sweep(&self, process: &Process) {
+        let Ok(_mapping) = self.mapping.try_lock() else {
+            return;
+        };
         for place in &self.arenas {
             let arena = place.load(Ordering::Acquire);
-            // SAFETY: only this and `map_arena` free mappings, after swapping them out.
+            // SAFETY: mappings are freed under the lock only.
             let gone = unsafe { arena.as_ref() }
                 .is_some_and(|arena| self.is_dead() || !memory::is_live(self.info(), arena.id));
             if gone
