@@ -85,12 +85,12 @@ pub fn load(arguments: &Load) -> Result<()> {
             let length = entry.metadata()?.len();
             Ok((entry, length))
         }) {
+            Ok((entry, _)) if entry.depth() == 0 && !entry.file_type().is_dir() => {
+                bail!("{} is not a directory", arguments.directory.display());
+            }
             Ok((entry, length)) if entry.file_type().is_file() => {
                 let path = entry.path().strip_prefix(&arguments.directory)?.to_owned();
                 files.push((path, length));
-            }
-            Ok((entry, _)) if entry.depth() == 0 && !entry.file_type().is_dir() => {
-                bail!("{} is not a directory", arguments.directory.display());
             }
             Ok(_) => {}
             Err(error) if error.depth() == 0 => {
