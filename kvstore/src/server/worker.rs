@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mr_pool::Buffer;
 use verbs_sys::RemoteAddr;
-use wire::{ConnectionId, Endpoint, Event, OutgoingMessage, Received};
+use wire::{ConnectionId, Endpoint, Event, OutgoingMessage, Received, SendErrorKind};
 
 use super::Shared;
 use super::request::{self, Request};
@@ -207,6 +207,8 @@ impl Worker {
             Ok(mut message) => match encode(&mut message) {
                 Ok(()) => match self.endpoint.send(conn, message) {
                     Ok(()) => return,
+                    // It ended while its request was served; the event that says so is on its way.
+                    Err(error) if error.kind == SendErrorKind::UnknownConnection => return,
                     Err(error) => error.kind.to_string(),
                 },
                 Err(error) => error.to_string(),
@@ -217,7 +219,7 @@ impl Worker {
     }
 
     /// Ends a connection whose client cannot be answered and would wait in vain: one that asks for more at once than
-    /// a client of ours ever does, or has just ended.
+    /// a client of ours ever does.
     fn close(&mut self, conn: ConnectionId, reason: &str) {
         tracing::warn!(reason, "cannot answer a client; closing its connection");
         self.endpoint.close(conn);
