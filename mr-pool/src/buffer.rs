@@ -18,6 +18,12 @@ pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
 pub struct Private(());
 
 /// Peers may write the memory, or do atomics on it, at any time: bytes are copied in and out.
+///
+/// ```compile_fail
+/// fn peers_may_be_writing(buffer: &mr_pool::Buffer<mr_pool::Shared>) -> &[u8] {
+///     buffer.as_slice()
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Shared(());
 
