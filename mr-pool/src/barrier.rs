@@ -33,6 +33,12 @@ impl Barrier {
         }
     }
 
+    /// What it is where the kernel refuses.
+    #[cfg(test)]
+    pub(crate) fn make_symmetric(&self) {
+        self.asymmetric.store(0, Ordering::SeqCst);
+    }
+
     /// Orders this thread's earlier stores before its later loads, as seen by a thread that runs
     /// [`heavy`](Self::heavy).
     #[inline]

@@ -140,11 +140,12 @@ fn give_slowly(id: u64, block: Block, given: Option<Given>) {
     let Some(core) = find(id) else { return };
     match given {
         Some(Given::Kept) => {}
-        Some(Given::KeptOverHighWater) => core.look_at_high_water(),
+        Some(Given::KeptOverHighWater) => core.get_below_high_water(),
         Some(Given::Refused) | None => {
             core.give_locked(block);
-            if core.flags.load(Ordering::Relaxed) & OVER != 0 {
-                core.look_at_high_water();
+            let over = core.flags.load(Ordering::Relaxed) & OVER != 0;
+            if over && core.may_get_below_high_water() {
+                core.get_below_high_water();
             }
         }
     }
@@ -268,9 +269,21 @@ impl Core {
         if self.is_gone() {
             return;
         }
-        shard.drain(|block| self.free.push(block.class(), std::iter::once(block)));
+        let mut free = Vec::new();
+        shard.drain(|block| free.push(block));
+        self.list(&free);
         state.idle_shards.push(Arc::clone(shard));
         self.wake(&state);
+    }
+
+    /// Puts blocks into the shared lists; those of a class stand together.
+    pub(crate) fn list(&self, free: &[Block]) {
+        for blocks in free.chunk_by(|one, other| one.class() == other.class()) {
+            let class = blocks[0].class();
+            for blocks in blocks.chunks(class::batch(class)) {
+                self.free.push(class, blocks.iter().copied());
+            }
+        }
     }
 
     /// Every shard there is.

@@ -141,23 +141,25 @@ impl Core {
         before - self.registered()
     }
 
-    /// Called after returns while more is registered than the high-water mark allows: gives up
-    /// free regions when enough is free to make that likely.
-    pub(crate) fn look_at_high_water(&self) {
+    /// Asked after each return while regions hold more than the high-water mark allows: whether so
+    /// much is free that one may be wholly so, and more than when that was last tried in vain.
+    pub(crate) fn may_get_below_high_water(&self) -> bool {
         // Of two threads that return the last buffers at once, one sees both returns.
         fence(Ordering::SeqCst);
         let live = self.live_bytes();
         let step = self.limits.region_size / 8;
         let fruitless = self.fruitless.load(Ordering::Relaxed) as usize;
         let slack = self.in_regions().saturating_sub(live);
-        let falls = live <= fruitless.saturating_sub(step) && slack >= self.limits.region_size;
-        if live > 0 && !falls {
-            return;
-        }
+        live == 0 || (live <= fruitless.saturating_sub(step) && slack >= self.limits.region_size)
+    }
+
+    /// Gives up free regions until the high-water mark allows what is left.
+    pub(crate) fn get_below_high_water(&self) {
         let mut state = lock(&self.state);
         if !self.is_over() {
             return;
         }
+        let live = self.live_bytes();
         self.reclaim(&mut state, Gather::Always);
         while self.is_over() && self.drop_free_region(&mut state) {}
         self.fruitless.store(live as u64, Ordering::Relaxed);
@@ -368,11 +370,7 @@ impl Core {
 
         // Lowest addresses come out first, so that the later regions fall free.
         free.sort_unstable_by_key(|block| (block.class(), std::cmp::Reverse(block.bits())));
-        for class in free.chunk_by(|one, other| one.class() == other.class()) {
-            for blocks in class.chunks(batch(class[0].class())) {
-                self.free.push(class[0].class(), blocks.iter().copied());
-            }
-        }
+        self.list(&free);
         true
     }
 }

@@ -132,6 +132,12 @@ impl<K: Kind> Pool<K> {
             != 0
     }
 
+    /// Goes on as if the kernel had no `membarrier`.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn make_symmetric(&self) {
+        self.handle.core.barrier.make_symmetric();
+    }
+
     pub(crate) fn from_source(source: Box<dyn Source>, limits: Limits) -> Self {
         Self {
             handle: Arc::new(Handle {

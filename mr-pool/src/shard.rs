@@ -42,7 +42,7 @@ struct Magazine {
 pub(crate) enum Given {
     /// In the magazine; nothing more to do.
     Kept,
-    /// In the magazine; the pool is above its high-water mark.
+    /// In the magazine; the pool is above its high-water mark, and could get below it.
     KeptOverHighWater,
     /// Not taken: the pool wants returns to go by its lock.
     Refused,
@@ -118,11 +118,12 @@ impl Shard {
             &self.own.live_bytes,
             (class::size(class) as u64).wrapping_neg(),
         );
-        if inside.flags & OVER == 0 {
-            Given::Kept
-        } else {
-            Given::KeptOverHighWater
+        let over = inside.flags & OVER != 0;
+        drop(inside);
+        if over && core.may_get_below_high_water() {
+            return Given::KeptOverHighWater;
         }
+        Given::Kept
     }
 
     /// Waits until the owner is outside. The caller has raised a flag and run the heavy barrier.
@@ -133,7 +134,7 @@ impl Shard {
         }
     }
 
-    /// Empties the magazines. The owner is outside and kept there, or it is the caller.
+    /// Empties the magazines, class by class. The owner is outside and kept there, or it is the caller.
     pub(crate) fn drain(&self, mut sink: impl FnMut(Block)) {
         for class in 0..CLASSES {
             let (magazine, blocks) = self.magazine(class);

@@ -35,16 +35,18 @@ fn check(buffer: &Buffer, stamp: u64) {
 
 /// Takes, writes, checks, drops, and hands every third buffer to the next thread.
 fn stress(limits: Limits) {
-    const THREADS: usize = 4;
     let fake = Fake::new();
-    let pool = pool(&fake, limits);
+    stress_pool(&fake, &pool(&fake, limits));
+}
+
+fn stress_pool(fake: &Fake, pool: &crate::Pool) {
+    const THREADS: usize = 4;
     thread::scope(|scope| {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS)
             .map(|_| mpsc::channel::<(Buffer, u64)>())
             .unzip();
         for (index, receiver) in receivers.into_iter().enumerate() {
             let next = senders[(index + 1) % THREADS].clone();
-            let pool = &pool;
             scope.spawn(move || {
                 let mut random = Random(index as u64 + 1);
                 let mut held = Vec::new();
@@ -86,6 +88,20 @@ fn stress(limits: Limits) {
 #[test]
 fn stress_with_room() {
     stress(ROOMY);
+}
+
+#[test]
+fn stress_without_membarrier() {
+    let fake = Fake::new();
+    let pool = pool(
+        &fake,
+        Limits {
+            ceiling: 6 << 20,
+            ..ROOMY
+        },
+    );
+    pool.make_symmetric();
+    stress_pool(&fake, &pool);
 }
 
 #[test]
