@@ -7,7 +7,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
@@ -31,8 +31,16 @@ pub(super) struct Cq {
     channel: Option<Arc<Channel>>,
     polling: AtomicBool,
     state: UnsafeCell<Polled>,
-    unacknowledged: Mutex<u32>,
+    events: Mutex<Events>,
     acknowledged: Condvar,
+}
+
+/// Events that were delivered.
+#[derive(Default)]
+struct Events {
+    unacknowledged: u32,
+    /// The queue is being destroyed and waits for them: only then is waking a thread of use.
+    awaited: bool,
 }
 
 /// Guarded by `polling`.
@@ -82,7 +90,7 @@ impl Cq {
                 next: 0,
                 fruitless: 0,
             }),
-            unacknowledged: Mutex::new(0),
+            events: Mutex::default(),
             acknowledged: Condvar::new(),
         });
         let bell = cq.cq_bell();
@@ -139,22 +147,20 @@ impl Cq {
     }
 
     pub(super) fn event_delivered(&self) {
-        *self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
+        self.events().unacknowledged += 1;
     }
 
     /// ibv_ack_cq_events(3).
-    pub(super) fn acknowledge(&self, events: u32) {
-        let mut unacknowledged = self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *unacknowledged = unacknowledged.saturating_sub(events);
-        if *unacknowledged == 0 {
+    pub(super) fn acknowledge(&self, count: u32) {
+        let mut events = self.events();
+        events.unacknowledged = events.unacknowledged.saturating_sub(count);
+        if events.awaited && events.unacknowledged == 0 {
             self.acknowledged.notify_all();
         }
+    }
+
+    fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
@@ -184,11 +190,12 @@ impl Cq {
         if let Some(channel) = &self.channel {
             channel.detach(self);
         }
-        let unacknowledged = self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        drop(self.acknowledged.wait_while(unacknowledged, |n| *n > 0));
+        let mut events = self.events();
+        events.awaited = true;
+        drop(
+            self.acknowledged
+                .wait_while(events, |events| events.unacknowledged > 0),
+        );
         self.process.cq_indices.give(self.index);
         Ok(())
     }
