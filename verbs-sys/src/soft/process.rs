@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
@@ -42,8 +42,7 @@ pub(super) struct Process {
     mailbox: Mapping,
     qps: RwLock<HashMap<u32, Arc<Qp>>>,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
-    /// Held while a peer is connected to. The service thread never takes it, so that two processes
-    /// can connect to each other at once.
+    /// Held while a peer is connected to, unlike `peers`, which never is.
     connecting: Mutex<()>,
     pub(super) listener: OwnedFd,
     pub(super) kick: OwnedFd,
@@ -51,7 +50,8 @@ pub(super) struct Process {
     pub(super) epoll: OwnedFd,
     /// Nanoseconds the service thread's timer was last set to, 0 when it is not set.
     timer_ns: AtomicU64,
-    pub(super) stop: AtomicBool,
+    /// Readable once both threads shall end.
+    pub(super) halt: OwnedFd,
     /// What peers read to learn whether they may read our memory.
     _probe: Box<u64>,
 }
@@ -61,7 +61,7 @@ static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 struct Open {
     process: Arc<Process>,
     contexts: usize,
-    service: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Process {
@@ -74,11 +74,11 @@ impl Process {
             return Ok(Arc::clone(&open.process));
         }
         let process = Arc::new(Self::new()?);
-        let service = service::spawn(Arc::clone(&process))?;
+        let threads = service::spawn(&process).inspect_err(|_| signal(&process.halt))?;
         *open = Some(Open {
             process: Arc::clone(&process),
             contexts: 1,
-            service: Some(service),
+            threads,
         });
         Ok(process)
     }
@@ -88,10 +88,9 @@ impl Process {
         let Some(state) = open.as_mut() else { return };
         state.contexts -= 1;
         if state.contexts == 0 {
-            process.stop.store(true, Ordering::Release);
-            signal(&process.kick);
-            if let Some(service) = state.service.take() {
-                let _ = service.join();
+            signal(&process.halt);
+            for thread in state.threads.drain(..) {
+                let _ = thread.join();
             }
             lock(&process.peers).clear();
             *open = None;
@@ -133,7 +132,7 @@ impl Process {
             )?,
             epoll: rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?,
             timer_ns: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
+            halt: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             _probe: probe,
         };
         let header = &process.info().header;

@@ -1,7 +1,7 @@
 //! Another process of this host, as we see it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,15 +13,13 @@ use rustix::process::{Pid, PidfdFlags};
 use super::rendezvous::{self, Request};
 use super::signal;
 use crate::soft::identity;
-use crate::soft::layout::{Info, MAGIC, Mailbox};
+use crate::soft::layout::{Info, MAGIC, MAX_ARENAS, Mailbox};
 use crate::soft::memory;
 use crate::soft::process::Process;
 use crate::soft::segment::{self, Mapping};
 
-/// How long a peer's service thread may take to answer.
+/// How long a peer may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Places for mapped arenas; a power of two.
-const ARENA_CACHE: usize = 256;
 
 /// A process we have queue pairs connected to.
 #[derive(Debug)]
@@ -37,6 +35,8 @@ pub(in crate::soft) struct Peer {
     kick: OwnedFd,
     /// Whether `process_vm_readv` and `process_vm_writev` reach the peer.
     pub cma: bool,
+    /// Mapped arenas, each at its number modulo the size of the owner's own table: two that live at
+    /// once never share a place.
     arenas: Box<[AtomicPtr<MappedArena>]>,
     /// Held while a place in `arenas` changes.
     mapping: Mutex<()>,
@@ -79,7 +79,7 @@ impl Peer {
             mailbox,
             kick,
             cma: false,
-            arenas: (0..ARENA_CACHE).map(|_| AtomicPtr::default()).collect(),
+            arenas: (0..MAX_ARENAS).map(|_| AtomicPtr::default()).collect(),
             mapping: Mutex::new(()),
             dead: AtomicBool::new(false),
         };
@@ -165,7 +165,7 @@ impl Peer {
     /// The caller holds an epoch lock of this process, which [`sweep`](Self::sweep) waits for.
     #[inline]
     pub(in crate::soft) fn mapped(&self, id: u32, offset: u64, len: usize) -> Option<*mut u8> {
-        let place = &self.arenas[id as usize % ARENA_CACHE];
+        let place = &self.arenas[id as usize % MAX_ARENAS];
         // SAFETY: a mapping is freed only after every epoch that could have loaded it has ended.
         let arena = unsafe { place.load(Ordering::Acquire).as_ref() }.filter(|a| a.id == id)?;
         let room = (arena.mapping.len() as u64).checked_sub(offset)?;
@@ -185,24 +185,21 @@ impl Peer {
         let len = segment::sealed_len(file.as_fd())?;
         let mapping = Mapping::dense(file.as_fd(), len)?;
         let arena = Box::into_raw(Box::new(MappedArena { id, mapping }));
-        let place = &self.arenas[id as usize % ARENA_CACHE];
+        let place = &self.arenas[id as usize % MAX_ARENAS];
         retire(process, place.swap(arena, Ordering::AcqRel));
         Ok(())
     }
 
     /// Whether an arena is mapped. The lock on `mapping` is held, so nobody frees what is looked at.
     fn is_mapped(&self, id: u32) -> bool {
-        let arena = self.arenas[id as usize % ARENA_CACHE].load(Ordering::Acquire);
+        let arena = self.arenas[id as usize % MAX_ARENAS].load(Ordering::Acquire);
         // SAFETY: mappings are freed under the lock only.
         unsafe { arena.as_ref() }.is_some_and(|arena| arena.id == id)
     }
 
-    /// Unmaps the arenas that the peer no longer has. Does nothing while one is being mapped: that waits for an answer
-    /// of the peer, and the service thread, which sweeps, must never wait for one.
+    /// Unmaps the arenas that the peer no longer has.
     pub(in crate::soft) fn sweep(&self, process: &Process) {
-        let Ok(_mapping) = self.mapping.try_lock() else {
-            return;
-        };
+        let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         for place in &self.arenas {
             let arena = place.load(Ordering::Acquire);
             // SAFETY: mappings are freed under the lock only.
@@ -227,6 +224,7 @@ impl Peer {
 /// Frees a mapping that was just taken out of its place.
 fn retire(process: &Process, arena: *mut MappedArena) {
     if !arena.is_null() {
+        fence(Ordering::SeqCst);
         process.quiesce_own();
         // SAFETY: it was taken out by exactly one caller, and every user's epoch has ended.
         drop(unsafe { Box::from_raw(arena) });

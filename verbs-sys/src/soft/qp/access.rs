@@ -129,7 +129,7 @@ impl<I: Iterator<Item = ibv_sge>> Cursor<I> {
 }
 
 /// Copies `len` bytes between a place and the next bytes of a list. `renew` is called between chunks
-/// of a long copy; it starts a new epoch and checks the keys again.
+/// of a long copy; it starts a new epoch, checks the keys again and says where the place is now.
 ///
 /// # Safety
 ///
@@ -138,16 +138,16 @@ impl<I: Iterator<Item = ibv_sge>> Cursor<I> {
 #[inline]
 pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
     direction: Direction,
-    place: Place,
+    mut place: Place,
     list: &mut Cursor<I>,
     len: usize,
-    mut renew: impl FnMut() -> Result<(), ibv_wc_status>,
+    mut renew: impl FnMut() -> Result<Place, ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {
     let mut done = 0;
     let mut chunk = CHUNK;
     while done < len {
         if chunk == 0 {
-            renew()?;
+            place = renew()?;
             chunk = CHUNK;
         }
         let Some((local, piece)) = list.next(chunk.min(len - done)) else {

@@ -429,7 +429,7 @@ impl Qp {
             // SAFETY: the record's payload lies in the ring; the buffers were checked under the
             // receive lock, which is held.
             return unsafe {
-                access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(()))
+                access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from))
             }
             .map_err(Trouble::Status);
         }
@@ -459,7 +459,7 @@ impl Qp {
             let renew = || {
                 epoch::renew(&self.info().rq_epoch.0);
                 writable(&mut buffers.clone())?;
-                reach().map(|_| ()).map_err(|_| IBV_WC_LOC_QP_OP_ERR)
+                reach().map_err(|_| IBV_WC_LOC_QP_OP_ERR)
             };
             // SAFETY: both sides were checked under the receive lock, which is held.
             unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) }

@@ -168,7 +168,7 @@ impl Qp {
             self.check_lists(request, local_access)?;
             let target = self.target(link).map_err(|_| IBV_WC_RETRY_EXC_ERR)?;
             match check(target) {
-                Ok(_) => Ok(()),
+                Ok(place) => Ok(place),
                 Err(Trouble::Status(status)) => Err(status),
                 Err(Trouble::Unmapped(_)) => Err(IBV_WC_REM_OP_ERR),
             }
@@ -236,7 +236,7 @@ impl Qp {
         let mut list = Cursor::new(sges.iter().copied());
         let from = Place::Here((&raw const found).cast_mut().cast());
         // SAFETY: the list was checked under the send lock; the other side is a local variable.
-        let _ = unsafe { access::transfer(Direction::FromPeer, from, &mut list, 8, || Ok(())) };
+        let _ = unsafe { access::transfer(Direction::FromPeer, from, &mut list, 8, || Ok(from)) };
     }
 
     fn trouble(&self, trouble: Trouble) -> Step {
