@@ -21,7 +21,7 @@ use super::qp::Qp;
 use super::segment::{self, Mapping};
 use super::{epoch, identity, service};
 
-/// How long after a request for it the service thread looks at the queue pairs.
+/// How long after a request for it the upkeep thread looks at the queue pairs.
 const NUDGE_AFTER_NS: u64 = 1_000_000;
 
 /// Everything the contexts of this process share.
@@ -48,7 +48,7 @@ pub(super) struct Process {
     pub(super) kick: OwnedFd,
     pub(super) timer: OwnedFd,
     pub(super) epoll: OwnedFd,
-    /// Nanoseconds the service thread's timer was last set to, 0 when it is not set.
+    /// Nanoseconds the upkeep thread's timer was last set to, 0 when it is not set.
     timer_ns: AtomicU64,
     /// Readable once both threads shall end.
     pub(super) halt: OwnedFd,
@@ -263,7 +263,7 @@ impl Process {
         }
     }
 
-    /// Has the service thread look at the queue pairs soon: something waits that no poll may come
+    /// Has the upkeep thread look at the queue pairs soon: something waits that no poll may come
     /// for. Cheap when it was asked already.
     pub(super) fn nudge_later(&self) {
         if !(1..=NUDGE_AFTER_NS).contains(&self.timer_ns.load(Ordering::Acquire)) {
@@ -271,7 +271,7 @@ impl Process {
         }
     }
 
-    /// Sets the service thread's timer, once, in `ns` from now.
+    /// Sets the upkeep thread's timer, once, in `ns` from now.
     pub(super) fn set_timer(&self, ns: u64) {
         self.timer_ns.store(ns, Ordering::Release);
         let spec = rustix::time::Itimerspec {

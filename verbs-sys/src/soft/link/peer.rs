@@ -28,7 +28,7 @@ pub(in crate::soft) struct Peer {
     pub pid: Option<Pid>,
     pidfd: Option<OwnedFd>,
     control: Mutex<OwnedFd>,
-    /// A second handle of the control connection, for the service thread to wait on.
+    /// A second handle of the control connection, for the upkeep thread to wait on.
     pub hangup: OwnedFd,
     info: Mapping,
     mailbox: Mapping,
@@ -125,7 +125,7 @@ impl Peer {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// As [`is_dead`](Self::is_dead), but asks the kernel rather than wait for the service thread.
+    /// As [`is_dead`](Self::is_dead), but asks the kernel rather than wait for the upkeep thread.
     pub(in crate::soft) fn has_exited(&self) -> bool {
         if self.is_dead() {
             return true;

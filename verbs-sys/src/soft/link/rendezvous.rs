@@ -24,7 +24,7 @@ const MAX_FDS: usize = 3;
 /// What a peer may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::soft) enum Request {
-    /// The info file, the mailbox file and the eventfd that wakes the service thread.
+    /// The info file, the mailbox file and the eventfd that wakes the upkeep thread.
     Hello { slot: u32 },
     /// What wakes the completion queues of a queue pair.
     Pair { qpn: u32 },

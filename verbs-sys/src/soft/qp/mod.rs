@@ -255,7 +255,7 @@ impl Qp {
             .harvest(wcs, self.qpn, self.responder.src_qp.load(Ordering::Relaxed))
     }
 
-    /// What the service thread does for a queue pair: progress, and a look for a peer that has gone
+    /// What the upkeep thread does for a queue pair: progress, and a look for a peer that has gone
     /// or sleeps. Returns whether something still waits.
     pub(super) fn serve(&self) -> bool {
         let Some(link) = self.shared_link() else {

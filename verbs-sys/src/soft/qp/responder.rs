@@ -1,7 +1,7 @@
 //! The responder: takes the peer's messages from the ring, matches them with posted receives, and
 //! acknowledges them. It runs when the application polls the receive completion queue, when a
 //! receive is posted for a message that waits, when a sender of this process delivers, and in the
-//! service thread when a peer asks for it.
+//! upkeep thread when a peer asks for it.
 
 use std::sync::atomic::Ordering;
 

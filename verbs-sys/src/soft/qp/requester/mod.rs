@@ -3,7 +3,7 @@
 //! One-sided requests are executed in the posting thread, by the copy they ask for. Messages go to
 //! the peer's ring and end when the peer acknowledges them. A request that cannot be executed yet
 //! (the ring is full, an earlier message is not acknowledged, the peer is not ready) is kept, and
-//! executed by a later poll or by the service thread.
+//! executed by a later poll or by the upkeep thread.
 
 mod direct;
 mod execute;
@@ -29,7 +29,7 @@ pub(super) struct State {
     waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
     atomic: Guarded32,
-    /// The oldest unfinished request when the service thread last looked, plus one.
+    /// The oldest unfinished request when the upkeep thread last looked, plus one.
     stalled: Guarded32,
     /// An arena that could not be mapped.
     unmappable: Guarded32,
