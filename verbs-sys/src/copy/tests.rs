@@ -110,7 +110,15 @@ impl Area {
 
 /// Word counts that take each of the paths.
 const AREAS: [usize; 5] = [1, 4, 40, 640, 5000];
-const ROUNDS: usize = if cfg!(miri) { 3 } else { 2000 };
+
+/// Fewer for larger areas.
+fn rounds(words: usize) -> usize {
+    if cfg!(miri) {
+        3
+    } else {
+        3000.min(2_000_000 / words)
+    }
+}
 
 /// Misaligned private copies of words whose 8 bytes are all `value`.
 fn private(words: usize, offset: usize, value: u8) -> Vec<u8> {
@@ -124,7 +132,7 @@ fn writes_never_tear_an_aligned_word() {
         let over = &AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(move || {
-                for round in 0..ROUNDS {
+                for round in 0..rounds(words) {
                     let value = if round % 2 == 0 { 0x5A } else { 0xA5 };
                     let source = private(words, round % 8, value);
                     // SAFETY: the source is private, the area is accessed by atomics alone.
@@ -162,7 +170,7 @@ fn reads_never_tear_an_aligned_word() {
                     value = !value;
                 }
             });
-            for round in 0..ROUNDS {
+            for round in 0..rounds(words) {
                 let offset = round % 8;
                 let mut target = private(words, offset, 0);
                 // SAFETY: the target is private, the area is accessed by atomics alone.
@@ -188,7 +196,7 @@ fn a_successful_compare_and_swap_is_never_undone() {
         let over = &AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(move || {
-                for round in 1..=ROUNDS {
+                for round in 1..=rounds(words) {
                     let offset = round % 8;
                     let mut source = private(words, offset, 0);
                     for word in source[offset..].chunks_mut(8) {

@@ -90,13 +90,15 @@ scripts! {
         ends.a.assert_no_event();
     }
 
-    /// Errors are always worth an event.
+    /// Errors are always worth an event. rdma_rxe leaves it at those of receives.
     fn errors_count_as_solicited(ends: &mut Ends) {
         let impatient = QpSetup { rnr_retry: 0, ..QpSetup::default() };
         let link = ends.link_with(impatient, QpSetup::default());
         ends.a.arm(link.a, Queue::Send, true);
         ends.a.post_send(link.a, &[Request::send(&[]).id(1)]);
-        assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+        if ends.is_software() {
+            assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+        }
         ends.a.expect(link.a, Queue::Send, 1, WcStatus::RnrRetryExcErr);
         ends.b.post_recv(link.b, &[Recv::new(2, &[])]);
         ends.b.arm(link.b, Queue::Recv, true);

@@ -73,6 +73,23 @@ scripts! {
         assert!(ends.b.load(at_b, 0, LEN) == bytes);
     }
 
+    /// An initiator that uses more regions than it can keep at hand reaches each of them all the same.
+    fn many_regions_are_reached(ends: &mut Ends) {
+        let (a, b) = ends.connect(QpSetup::default(), QpSetup::default());
+        let here = ends.a.register(0, 4096, ALL_ACCESS);
+        let regions: Vec<_> = (0..300).map(|_| ends.b.register(0, 4096, ALL_ACCESS)).collect();
+        for round in 1..=2 {
+            for (value, region) in regions.iter().enumerate() {
+                ends.a.store_word(here, 0, round * value as u64);
+                ends.a.transfer(a, Request::write(&[here.sge(0, 8)], region.at(8)));
+            }
+            for (value, region) in regions.iter().enumerate() {
+                assert_eq!(ends.b.load_word(*region, 8), round * value as u64);
+            }
+        }
+        assert_eq!(ends.b.state(b), QpState::Rts);
+    }
+
     fn writes_gather_and_reads_scatter(ends: &mut Ends) {
         let link = ends.link();
         let bytes = pattern(3, 2000);
