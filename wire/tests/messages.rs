@@ -8,8 +8,8 @@ use common::*;
 use mr_pool::Pool;
 use verbs_sys::AccessFlags;
 use wire::{
-    Config, ConnectionId, DisconnectCause, Event, OperationErrorKind, OutgoingMessage, RemoteAddr,
-    SendErrorKind, WcStatus,
+    Config, ConnectionId, DisconnectCause, Endpoint, Event, OperationErrorKind, OutgoingMessage,
+    RemoteAddr, SendErrorKind, WcStatus,
 };
 
 fn small() -> Config {
@@ -581,6 +581,58 @@ fn many_connections_share_an_endpoint() {
             assert_eq!(end(&mut server), (to_client, DisconnectCause::Closed));
             while client.poll().is_some() {}
             conns.push(connect(&mut client, &mut server, acceptance.address));
+        }
+    }
+}
+
+/// The receiver keeps what it gets until its pool is at its ceiling: the sender has to wait, and goes on when memory
+/// comes back. Nothing fails, and nothing is lost.
+#[test]
+fn a_receiver_without_memory_holds_the_sender_back() {
+    let config = Config {
+        message_size: 256 << 10,
+        ..small()
+    };
+    let pd = domain();
+    let pool = Pool::builder(&pd).ceiling(6 << 20).build().unwrap();
+    let mut server = Endpoint::new(&pd, &pool, config.clone()).unwrap();
+    let mut client = endpoint(config);
+    let acceptance = Acceptance::new(vec![server.acceptor()]);
+    let (to_server, _) = connect(&mut client, &mut server, acceptance.address);
+    let mut hoard = Vec::new();
+    let (mut sent, mut rounds) = (0, 0);
+    while rounds < 1000 {
+        match client.send(to_server, note(&client, sent, b"hoarded")) {
+            Ok(()) => (sent, rounds) = (sent + 1, 0),
+            Err(error) => {
+                assert_eq!(error.kind, SendErrorKind::WouldBlock);
+                rounds += 1;
+            }
+        }
+        assert!(client.poll().is_none());
+        match server.poll() {
+            Some(Event::Message { message, .. }) => hoard.push(message),
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+    }
+    assert!(
+        pool.try_take(256 << 10).is_err(),
+        "the pool is not at its ceiling"
+    );
+    assert!((hoard.len() as u64) < sent, "nothing waits");
+    for (message, number) in hoard.drain(..).zip(0..) {
+        expect_note(&message, number, b"hoarded");
+        rounds = number + 1;
+    }
+    // The server sleeps, and nobody tells it that there is memory again.
+    while rounds < sent {
+        assert!(client.poll().is_none());
+        if let Some(Event::Message { message, .. }) =
+            server.poll_or_wait(Some(Duration::from_millis(1))).unwrap()
+        {
+            expect_note(&message, rounds, b"hoarded");
+            rounds += 1;
         }
     }
 }

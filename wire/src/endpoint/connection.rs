@@ -161,7 +161,21 @@ impl Connection {
     }
 
     fn in_trouble(&mut self, cause: DisconnectCause) {
-        self.trouble.get_or_insert(cause);
+        let flushed = DisconnectCause::WorkRequest {
+            status: WcStatus::WrFlushErr,
+        };
+        // That a request was flushed says that another one failed, whose completion may come later.
+        let known = match self.state {
+            State::Ending(known) => known,
+            _ => self.trouble,
+        };
+        if known.is_none_or(|known| known == flushed) {
+            match &mut self.state {
+                State::Ending(None) => {}
+                State::Ending(known) => *known = Some(cause),
+                _ => self.trouble = Some(cause),
+            }
+        }
         self.care = true;
     }
 
@@ -231,9 +245,25 @@ impl Connection {
         }
     }
 
-    /// Posts a READ, or several of which only the last is announced.
+    /// Posts a READ.
     #[inline]
     pub(crate) fn read(
+        &mut self,
+        buffer: Buffer,
+        range: Range<usize>,
+        remote: RemoteAddr,
+        token: u64,
+    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
+        if let Err(kind) = self.check_room(1) {
+            return Err((kind, Some(buffer)));
+        }
+        let posted = self.qp.read(buffer, range, remote);
+        self.operation(posted, token)
+    }
+
+    /// Posts several READs, of which only the last is announced.
+    #[inline]
+    pub(crate) fn read_chain(
         &mut self,
         buffer: Buffer,
         parts: &[(Range<usize>, RemoteAddr)],
@@ -242,10 +272,7 @@ impl Connection {
         if let Err(kind) = self.check_room(parts.len()) {
             return Err((kind, Some(buffer)));
         }
-        let posted = match parts {
-            [(range, remote)] => self.qp.read(buffer, range.clone(), *remote),
-            parts => self.qp.read_chain(buffer, parts),
-        };
+        let posted = self.qp.read_chain(buffer, parts);
         self.operation(posted, token)
     }
 

@@ -246,6 +246,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`PoolError`] where the pool has no memory for it.
+    #[inline]
     pub fn message(&self, capacity: usize) -> Result<OutgoingMessage, PoolError> {
         OutgoingMessage::new(&self.shared.pool, capacity)
     }
@@ -282,6 +283,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`OperationError`] gives the buffer back.
+    #[inline]
     pub fn read(
         &mut self,
         conn: ConnectionId,
@@ -290,7 +292,9 @@ impl Endpoint {
         remote: RemoteAddr,
         token: u64,
     ) -> Result<(), OperationError> {
-        self.read_chain(conn, buffer, &[(range, remote)], token)
+        self.operate("read", conn, buffer, |connection, buffer| {
+            connection.read(buffer, range, remote, token)
+        })
     }
 
     /// READs several places of the peer's memory into one buffer, one after the other; one [`Event::ReadDone`] comes
@@ -302,6 +306,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`OperationError`] gives the buffer back.
+    #[inline]
     pub fn read_chain(
         &mut self,
         conn: ConnectionId,
@@ -310,7 +315,7 @@ impl Endpoint {
         token: u64,
     ) -> Result<(), OperationError> {
         self.operate("read", conn, buffer, |connection, buffer| {
-            connection.read(buffer, parts, token)
+            connection.read_chain(buffer, parts, token)
         })
     }
 
@@ -320,6 +325,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`OperationError`] gives the buffer back.
+    #[inline]
     pub fn write(
         &mut self,
         conn: ConnectionId,
