@@ -1,4 +1,5 @@
-//! What the rkyv serializer and validator are set up with, and the reason they give when they refuse.
+//! What the rkyv serializer and validator are set up with, and the reason they give when they
+//! refuse.
 
 use std::fmt::{self, Write as _};
 
@@ -15,12 +16,14 @@ pub type Encoder<'a> = LowSerializer<Buffer<'a>, SubAllocator<'a>, Cause>;
 /// The validator that messages are read with.
 pub type Decoder<'a> = LowValidator<'a, Cause>;
 
-/// A type that can be written as a message: anything that derives `rkyv::Serialize` and has no shared pointers.
+/// A type that can be written as a message: anything that derives `rkyv::Serialize` and has no
+/// shared pointers.
 pub trait Encode: for<'a> Serialize<Encoder<'a>> {}
 
 impl<T: for<'a> Serialize<Encoder<'a>> + ?Sized> Encode for T {}
 
-/// A type whose archive can be viewed in place after validation: anything that derives `rkyv::Archive`.
+/// A type whose archive can be viewed in place after validation: anything that derives
+/// `rkyv::Archive`.
 pub trait View: Archive<Archived: Portable + for<'a> CheckBytes<Decoder<'a>>> {}
 
 impl<T: Archive<Archived: Portable + for<'a> CheckBytes<Decoder<'a>>>> View for T {}
@@ -28,8 +31,8 @@ impl<T: Archive<Archived: Portable + for<'a> CheckBytes<Decoder<'a>>>> View for 
 /// Longest text kept of a reason, in bytes.
 const TEXT_LEN: usize = 79;
 
-/// Why rkyv refused, as text in a fixed array: making one allocates nothing, so a peer that sends rubbish costs no
-/// memory.
+/// Why rkyv refused, as text in a fixed array: making one allocates nothing, so a peer that sends
+/// rubbish costs no memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Cause {
     text: [u8; TEXT_LEN],

@@ -126,7 +126,8 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<(), (RejectReason, S
 /// This side's queue pair while its connection is being made.
 #[derive(Debug)]
 pub(crate) struct Local {
-    // Before the share: the queue pair is gone when another may take its place in the completion queue.
+    // Before the share: the queue pair is gone when another may take its place in the completion
+    // queue.
     qp: Side,
     hello: Hello,
     depth: u32,
@@ -353,8 +354,8 @@ fn reach(address: impl ToSocketAddrs + ToString, deadline: Instant) -> Result<Ta
     Err(last.unwrap_or_else(|| resolve(std::io::ErrorKind::NotFound.into())))
 }
 
-/// A first packet number that differs from connection to connection, so that a late packet of one is not taken for
-/// the next one's.
+/// A first packet number that differs from connection to connection, so that a late packet of one
+/// is not taken for the next one's.
 fn random_24_bits() -> u32 {
     RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
 }

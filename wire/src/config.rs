@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::greeting::{MAX_DEPTH, MAX_MESSAGE_SIZE, MIN_DEPTH, MIN_MESSAGE_SIZE};
 
-/// Settings of an [`Endpoint`](crate::Endpoint). Where the two sides of a connection differ, the smaller value holds.
+/// Settings of an [`Endpoint`](crate::Endpoint). Where the two sides of a connection differ, the
+/// smaller value holds.
 ///
 /// ```
 /// let config = wire::Config { recv_depth: 64, message_size: 8192, ..wire::Config::default() };
@@ -12,32 +13,38 @@ use crate::greeting::{MAX_DEPTH, MAX_MESSAGE_SIZE, MIN_DEPTH, MIN_MESSAGE_SIZE};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Receives kept posted per connection: as many messages can be on their way to this side. 4 to 32,768.
+    /// Receives kept posted per connection: as many messages can be on their way to this side. 4
+    /// to 32,768.
     pub recv_depth: u32,
-    /// Work requests per connection that can be on their way at once: messages, READs and WRITEs together.
+    /// Work requests per connection that can be on their way at once: messages, READs and WRITEs
+    /// together.
     pub send_depth: u32,
-    /// Longest frame that this side receives, in bytes, and the size of its receive buffers. 64 to 2³⁰.
+    /// Longest frame that this side receives, in bytes, and the size of its receive buffers. 64 to
+    /// 2³⁰.
     pub message_size: u32,
-    /// Messages per connection that wait inside the endpoint for credits or room in the send queue; one more is
-    /// [`SendErrorKind::WouldBlock`](crate::SendErrorKind::WouldBlock).
+    /// Messages per connection that wait inside the endpoint for credits or room in the send
+    /// queue; one more is [`SendErrorKind::WouldBlock`](crate::SendErrorKind::WouldBlock).
     pub queue_limit: usize,
-    /// Connections that the endpoint takes; one more is refused. The completion queue is made for as many.
+    /// Connections that the endpoint takes; one more is refused. The completion queue is made for
+    /// as many.
     pub max_connections: u32,
     /// READs that each side may have in flight per connection, as far as the devices can.
     pub max_rd_atomic: u8,
     /// Port of the device, from 1.
     pub port: u8,
-    /// Index of the GID to use; `None` takes the environment's `VERBS_GID_INDEX`, else the first IPv4-mapped GID,
-    /// else the first that is not zero.
+    /// Index of the GID to use; `None` takes the environment's `VERBS_GID_INDEX`, else the first
+    /// IPv4-mapped GID, else the first that is not zero.
     pub gid_index: Option<u8>,
-    /// Whether peers may WRITE to memory that is registered for it. They may always READ what is registered for that.
+    /// Whether peers may WRITE to memory that is registered for it. They may always READ what is
+    /// registered for that.
     pub allow_remote_write: bool,
-    /// Messages of up to this many bytes are copied into the work request instead of being read from their buffer;
-    /// 0 for none. Reduced to what the device can.
+    /// Messages of up to this many bytes are copied into the work request instead of being read
+    /// from their buffer; 0 for none. Reduced to what the device can.
     pub max_inline: u32,
     /// How long a peer may take for the whole greeting, from the TCP connection on.
     pub greeting_timeout: Duration,
-    /// What is spoken over the connection, by the caller's numbering: sides that differ refuse each other.
+    /// What is spoken over the connection, by the caller's numbering: sides that differ refuse
+    /// each other.
     pub application: u32,
     /// Which version of it is spoken: sides that differ refuse each other.
     pub application_version: u32,

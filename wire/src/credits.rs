@@ -1,9 +1,10 @@
 //! Credits: how a sender knows that its peer has a receive posted for the next message.
 //!
-//! Each side starts with one credit per receive that its peer keeps posted, spends one per message, and gets them back
-//! in the headers of the messages that come the other way. The last credit is kept for a message that only returns
-//! credits, and such a message is only sent once half of the receives are owed; so two sides that both wait for credits
-//! cannot both be without one, and messages about credits do not answer each other for ever.
+//! Each side starts with one credit per receive that its peer keeps posted, spends one per message,
+//! and gets them back in the headers of the messages that come the other way. The last credit is
+//! kept for a message that only returns credits, and such a message is only sent once half of the
+//! receives are owed; so two sides that both wait for credits cannot both be without one, and
+//! messages about credits do not answer each other for ever.
 
 /// The credits of one side of a connection.
 #[derive(Debug)]
@@ -62,7 +63,8 @@ impl Credits {
         self.owed >= self.depth / 2
     }
 
-    /// The peer's message returned `credits`. `false` where that is more than it ever got: it does not keep the rules.
+    /// The peer's message returned `credits`. `false` where that is more than it ever got: it does
+    /// not keep the rules.
     #[must_use]
     pub(crate) fn returned(&mut self, credits: u16) -> bool {
         self.available += u32::from(credits);
@@ -78,7 +80,8 @@ mod tests {
 
     use super::*;
 
-    /// Two sides and the messages between them, in order and without loss, as a reliable connection carries them.
+    /// Two sides and the messages between them, in order and without loss, as a reliable connection
+    /// carries them.
     struct Pair {
         sides: [Credits; 2],
         /// Messages on their way to each side: the credits that each returns.

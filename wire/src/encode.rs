@@ -9,14 +9,16 @@ use rkyv::ser::writer::Buffer;
 use crate::archive::{Cause, Encode};
 use crate::header::{BODY_ALIGN, FIRST_RESERVED_KIND, HEADER_LEN, Header};
 
-/// Bytes of stack that the serializer may use as scratch; only nested containers (`Vec<String>`) need any.
+/// Bytes of stack that the serializer may use as scratch; only nested containers (`Vec<String>`)
+/// need any.
 const SCRATCH_LEN: usize = 1024;
 
 /// Why a message could not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// rkyv refused: the archive does not fit, or the value nests deeper than the scratch space allows.
+    /// rkyv refused: the archive does not fit, or the value nests deeper than the scratch space
+    /// allows.
     #[error(
         "encode: message of kind {kind} does not fit a buffer of {capacity} bytes, or nests too deep: {cause}"
     )]
@@ -51,8 +53,8 @@ pub enum EncodeError {
 
 /// Writes the message `value` into `slot` and returns its length in bytes.
 ///
-/// `slot` must be aligned as the archive needs (a pooled buffer is), and only the bytes of the returned length are
-/// written: send no more than those. Nothing is allocated.
+/// `slot` must be aligned as the archive needs (a pooled buffer is), and only the bytes of the
+/// returned length are written: send no more than those. Nothing is allocated.
 ///
 /// # Errors
 ///
@@ -81,8 +83,9 @@ pub fn encode<T: Encode>(
     encode_with_body(slot, kind, tag, value, 0).map(|(len, _)| len)
 }
 
-/// Writes the message `value` into `slot` with room for `body_len` raw bytes behind it, and returns the frame's length
-/// and the body's bytes, which hold whatever was in `slot` and are for the caller to fill.
+/// Writes the message `value` into `slot` with room for `body_len` raw bytes behind it, and returns
+/// the frame's length and the body's bytes, which hold whatever was in `slot` and are for the
+/// caller to fill.
 ///
 /// # Errors
 ///
@@ -113,8 +116,8 @@ pub fn encode_with_body<'a, T: Encode>(
     finish(slot, kind, tag, written, body_len)
 }
 
-/// Writes a message that is only a header and `body_len` raw bytes, and returns the frame's length and the body's
-/// bytes, which are for the caller to fill.
+/// Writes a message that is only a header and `body_len` raw bytes, and returns the frame's length
+/// and the body's bytes, which are for the caller to fill.
 ///
 /// # Errors
 ///

@@ -190,7 +190,8 @@ pub enum AcceptError {
     /// [`Stopper::stop`](crate::Stopper::stop) was called.
     #[error("accept: stopped")]
     Stopped,
-    /// One peer's connection did not come to be; others are not concerned, and the listener goes on.
+    /// One peer's connection did not come to be; others are not concerned, and the listener goes
+    /// on.
     #[error("accept: a connection did not come to be")]
     Greeting(#[source] ConnectError),
     /// The listening socket failed.

@@ -8,7 +8,8 @@ use verbs_sys::WcStatus;
 use crate::header::FrameError;
 use crate::message::{OutgoingMessage, Received};
 
-/// Names a connection of one endpoint. An id is never used again: with an old one, every call is an error.
+/// Names a connection of one endpoint. An id is never used again: with an old one, every call is an
+/// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionId {
     pub(crate) index: u32,
@@ -17,7 +18,8 @@ pub struct ConnectionId {
 
 impl ConnectionId {
     /// A small number that no other connection of the endpoint has now, below
-    /// [`Config::max_connections`](crate::Config::max_connections): for a table beside the endpoint's.
+    /// [`Config::max_connections`](crate::Config::max_connections): for a table beside the
+    /// endpoint's.
     pub fn index(&self) -> usize {
         self.index as usize
     }
@@ -76,8 +78,8 @@ pub enum Event {
         /// The buffer that was written from.
         buffer: Buffer,
     },
-    /// A connection has ended; this is the last event with its id. Everything that was on its way is over, and the
-    /// messages that could not be sent are dropped.
+    /// A connection has ended; this is the last event with its id. Everything that was on its way
+    /// is over, and the messages that could not be sent are dropped.
     Disconnected {
         /// Which.
         conn: ConnectionId,
@@ -129,8 +131,8 @@ pub enum DisconnectCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// As many messages wait for the peer as [`Config::queue_limit`](crate::Config::queue_limit) allows: try again
-    /// after the next event of the connection.
+    /// As many messages wait for the peer as [`Config::queue_limit`](crate::Config::queue_limit)
+    /// allows: try again after the next event of the connection.
     #[error("send: the connection's queue is full; go on after its next event")]
     WouldBlock,
     /// The connection has ended, or never was one of this endpoint.
@@ -190,7 +192,7 @@ pub struct OperationError {
     pub operation: &'static str,
     /// Why.
     pub kind: OperationErrorKind,
-    /// The buffer that was to be read into or written from. It is missing only where half of a chain was posted; the
-    /// device may be using it until the connection has ended.
+    /// The buffer that was to be read into or written from. It is missing only where half of a
+    /// chain was posted; the device may be using it until the connection has ended.
     pub buffer: Option<Buffer>,
 }

@@ -1,4 +1,5 @@
-//! What two sides say to each other over TCP before their queue pairs are connected: the bytes, and nothing else.
+//! What two sides say to each other over TCP before their queue pairs are connected: the bytes, and
+//! nothing else.
 //!
 //! ```text
 //! client                          server
@@ -8,9 +9,10 @@
 //!          <------------------------  READY   the server looks at its completion queue: the client may send
 //! ```
 //!
-//! Either side may say REJECT instead and close, and either says BYE before it closes a connection on purpose. A frame
-//! is a 12-byte preamble (magic, version, type, length of the rest), which stays as it is in every version, and a rest
-//! that depends on the type. Integers are little-endian.
+//! Either side may say REJECT instead and close, and either says BYE before it closes a connection
+//! on purpose. A frame is a 12-byte preamble (magic, version, type, length of the rest), which
+//! stays as it is in every version, and a rest that depends on the type. Integers are
+//! little-endian.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -222,7 +224,8 @@ impl Greeting {
         [preamble.as_bytes(), &rest].concat()
     }
 
-    /// The frame at the start of `bytes` and how many of them it takes, or `None` where there are not enough yet.
+    /// The frame at the start of `bytes` and how many of them it takes, or `None` where there are
+    /// not enough yet.
     ///
     /// What cannot become a frame is an error at once, however few bytes there are.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, GreetingError> {
@@ -275,7 +278,8 @@ impl Greeting {
         Ok(Some((greeting, PREAMBLE_LEN + rest.len())))
     }
 
-    /// How many bytes must be read before [`parse`](Self::parse) can go on: never more than belong to this frame.
+    /// How many bytes must be read before [`parse`](Self::parse) can go on: never more than belong
+    /// to this frame.
     ///
     /// What cannot become a frame is an error here already.
     pub(crate) fn missing(bytes: &[u8]) -> Result<usize, GreetingError> {

@@ -1,11 +1,13 @@
 //! The fixed header in front of every message, and the frame it describes.
 //!
-//! A frame is `header | archive | padding | body`. The archive is an rkyv archive whose root is at its end, so its
-//! exact length stands in the header. The body is raw bytes that need no encoding (a value being put, say); it starts
-//! at the next multiple of [`BODY_ALIGN`], so a receive buffer that is aligned gives an aligned body.
+//! A frame is `header | archive | padding | body`. The archive is an rkyv archive whose root is at
+//! its end, so its exact length stands in the header. The body is raw bytes that need no encoding
+//! (a value being put, say); it starts at the next multiple of [`BODY_ALIGN`], so a receive buffer
+//! that is aligned gives an aligned body.
 //!
-//! All integers are little-endian and the header has no alignment of its own. Parsing never panics and never reads
-//! past the slice it is given; a frame is exactly as long as its header says, no shorter and no longer.
+//! All integers are little-endian and the header has no alignment of its own. Parsing never panics
+//! and never reads past the slice it is given; a frame is exactly as long as its header says, no
+//! shorter and no longer.
 
 use std::ops::Range;
 
@@ -160,12 +162,14 @@ impl Header {
         }
     }
 
-    /// Where the archive stands in the frame. Only meaningful once the frame's length is known to be right.
+    /// Where the archive stands in the frame. Only meaningful once the frame's length is known to
+    /// be right.
     fn archive_range(&self) -> Range<usize> {
         HEADER_LEN..HEADER_LEN + self.archive_len as usize
     }
 
-    /// Where the body stands in the frame. Only meaningful once the frame's length is known to be right.
+    /// Where the body stands in the frame. Only meaningful once the frame's length is known to be
+    /// right.
     fn body_range(&self) -> Range<usize> {
         let end = self.frame_len() as usize;
         end - self.body_len as usize..end

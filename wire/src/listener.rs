@@ -1,4 +1,5 @@
-//! The server's side of connection set-up: one thread greets any number of peers at once, and none can hold it up.
+//! The server's side of connection set-up: one thread greets any number of peers at once, and none
+//! can hold it up.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -27,8 +28,9 @@ const READY: &str = "ready";
 
 /// Listens on a TCP address and makes connections for one or more endpoints.
 ///
-/// One thread calls [`accept`](Self::accept) in a loop and hands each connection over to its endpoint. Peers that are
-/// slow, silent or hostile cost a socket until their time is over, nothing else.
+/// One thread calls [`accept`](Self::accept) in a loop and hands each connection over to its
+/// endpoint. Peers that are slow, silent or hostile cost a socket until their time is over, nothing
+/// else.
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -50,7 +52,8 @@ struct Stop {
 pub struct Stopper(Arc<Stop>);
 
 impl Stopper {
-    /// Makes the listener's current and all later [`accept`](Listener::accept) return [`AcceptError::Stopped`].
+    /// Makes the listener's current and all later [`accept`](Listener::accept) return
+    /// [`AcceptError::Stopped`].
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         // It can only fail where the counter is full, and then the bell has rung.
@@ -84,8 +87,8 @@ impl Pending {
 }
 
 impl Listener {
-    /// Listens at `address` for connections to the endpoints behind `acceptors`; each new connection goes to the one
-    /// that has fewest.
+    /// Listens at `address` for connections to the endpoints behind `acceptors`; each new
+    /// connection goes to the one that has fewest.
     ///
     /// Port 0 takes a free one; [`local_addr`](Self::local_addr) tells which.
     ///
@@ -334,7 +337,8 @@ fn answer(acceptors: &[Acceptor], talk: &mut Talk, hello: &Hello) -> Result<Loca
                     RejectReason::Full,
                     format!("the server has all of its {limit} connections"),
                 ),
-                // What failed here is of use to the peer's owner; where and how is not the peer's business.
+                // What failed here is of use to the peer's owner; where and how is not the peer's
+                // business.
                 _ => (
                     RejectReason::Failed,
                     "the server cannot make a connection now".to_owned(),

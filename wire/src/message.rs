@@ -19,7 +19,8 @@ pub struct OutgoingMessage {
 }
 
 impl OutgoingMessage {
-    /// An empty message with room for a frame of `capacity` bytes, header included, in memory of `pool`.
+    /// An empty message with room for a frame of `capacity` bytes, header included, in memory of
+    /// `pool`.
     ///
     /// # Errors
     ///
@@ -29,7 +30,8 @@ impl OutgoingMessage {
         pool.take(capacity).map(Self::from)
     }
 
-    /// Writes `value` as a message of kind `kind`; `tag` is for the caller, a request's number for example.
+    /// Writes `value` as a message of kind `kind`; `tag` is for the caller, a request's number for
+    /// example.
     ///
     /// # Errors
     ///
@@ -38,8 +40,8 @@ impl OutgoingMessage {
         self.encode_with_body(kind, tag, value, 0).map(|_| ())
     }
 
-    /// Writes `value` as a message of kind `kind` and returns the `body_len` bytes behind it, which hold anything and
-    /// are for the caller to fill.
+    /// Writes `value` as a message of kind `kind` and returns the `body_len` bytes behind it, which
+    /// hold anything and are for the caller to fill.
     ///
     /// # Errors
     ///
@@ -57,8 +59,8 @@ impl OutgoingMessage {
         Ok(body)
     }
 
-    /// Writes a message without an archive and returns its `body_len` bytes, which hold anything and are for the
-    /// caller to fill.
+    /// Writes a message without an archive and returns its `body_len` bytes, which hold anything
+    /// and are for the caller to fill.
     ///
     /// # Errors
     ///
@@ -116,7 +118,8 @@ impl OutgoingMessage {
 }
 
 impl From<Buffer> for OutgoingMessage {
-    /// An empty message in a buffer that was used for something else, a received message for example.
+    /// An empty message in a buffer that was used for something else, a received message for
+    /// example.
     #[inline]
     fn from(buffer: Buffer) -> Self {
         Self { buffer, len: 0 }
@@ -131,9 +134,11 @@ impl fmt::Debug for OutgoingMessage {
     }
 }
 
-/// A message that has come, in the registered buffer that it was received into, which nobody else can write.
+/// A message that has come, in the registered buffer that it was received into, which nobody else
+/// can write.
 ///
-/// Its buffer was replaced before it was handed out, so it may be kept as long as it is of use.
+/// It may be kept as long as it is of use: a fresh buffer takes its place when the endpoint is polled
+/// next.
 pub struct Received {
     buffer: Buffer,
     header: Header,

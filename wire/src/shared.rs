@@ -158,8 +158,8 @@ pub struct Waker(Arc<Shared>);
 impl Waker {
     /// Makes the endpoint's current [`wait`](crate::Endpoint::wait), or else its next, return.
     ///
-    /// What was written before this call is seen after that return. Waking an endpoint that has not looked up since the
-    /// last wake-up costs no system call.
+    /// What was written before this call is seen after that return. Waking an endpoint that has not
+    /// looked up since the last wake-up costs no system call.
     pub fn wake(&self) {
         self.0.wake();
     }

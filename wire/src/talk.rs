@@ -10,8 +10,8 @@ use socket2::{SockRef, TcpKeepalive};
 use crate::error::ConnectError;
 use crate::greeting::{GREETING_VERSION, Greeting, GreetingError, MAX_FRAME, RejectReason};
 
-/// A peer whose host is gone without a word is given up after about this long: the connection is idle as long as its
-/// messages go over queue pairs, so the kernel asks.
+/// A peer whose host is gone without a word is given up after about this long: the connection is
+/// idle as long as its messages go over queue pairs, so the kernel asks.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -21,7 +21,8 @@ const KEEPALIVE_RETRIES: u32 = 3;
 pub(crate) struct Talk {
     stream: TcpStream,
     peer: SocketAddr,
-    /// The frame that is coming in, as far as it is there. Bytes of the next frame stay in the socket.
+    /// The frame that is coming in, as far as it is there. Bytes of the next frame stay in the
+    /// socket.
     buffer: [u8; MAX_FRAME],
     len: usize,
 }
@@ -65,7 +66,8 @@ impl Talk {
         self.stream
     }
 
-    /// Says something. A greeting is smaller than any socket buffer: a peer that lets even that fill up is given up.
+    /// Says something. A greeting is smaller than any socket buffer: a peer that lets even that
+    /// fill up is given up.
     pub(crate) fn say(&mut self, greeting: &Greeting) -> Result<(), ConnectError> {
         self.stream
             .write_all(&greeting.to_bytes())
@@ -85,8 +87,8 @@ impl Talk {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
-    /// What the peer says next, if all of it has come. A rejection and nonsense are errors; the latter is also told
-    /// to the peer.
+    /// What the peer says next, if all of it has come. A rejection and nonsense are errors; the
+    /// latter is also told to the peer.
     pub(crate) fn hear(
         &mut self,
         waiting_for: &'static str,
@@ -131,7 +133,8 @@ impl Talk {
         }
     }
 
-    /// As [`hear`](Self::hear), waiting until `deadline`; `after` is how long that was, for the error.
+    /// As [`hear`](Self::hear), waiting until `deadline`; `after` is how long that was, for the
+    /// error.
     pub(crate) fn hear_until(
         &mut self,
         waiting_for: &'static str,
@@ -154,7 +157,8 @@ impl Talk {
         }
     }
 
-    /// Lets the peer read a rejection before the socket goes: closing with unread bytes would destroy it on its way.
+    /// Lets the peer read a rejection before the socket goes: closing with unread bytes would
+    /// destroy it on its way.
     pub(crate) fn linger(mut self, at_most: Duration) {
         let deadline = Instant::now() + at_most;
         loop {

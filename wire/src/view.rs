@@ -24,9 +24,9 @@ pub struct ViewError {
 
 /// The value in `frame`, in place.
 ///
-/// Everything is validated first, whoever sent it: for plain fields and byte slices that costs a few nanoseconds
-/// whatever their length. The bytes must stay as they are while the view lives, which holds for a received message:
-/// nobody has a key to write into its buffer.
+/// Everything is validated first, whoever sent it: for plain fields and byte slices that costs a
+/// few nanoseconds whatever their length. The bytes must stay as they are while the view lives,
+/// which holds for a received message: nobody has a key to write into its buffer.
 ///
 /// # Errors
 ///
@@ -42,7 +42,8 @@ pub fn view<'a, T: View>(frame: &Frame<'a>) -> Result<&'a T::Archived, ViewError
 
 /// The value archived in `bytes`, in place: for archives that do not come in a frame of their own.
 ///
-/// The root stands at the end of an archive, so `bytes` must be exactly as long as what was written.
+/// The root stands at the end of an archive, so `bytes` must be exactly as long as what was
+/// written.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Peers that keep the greeting's rules and then none: each is cut off with the reason, and others are not concerned.
+//! Peers that keep the greeting's rules and then none: each is cut off with the reason, and others
+//! are not concerned.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Messages between two endpoints of one process: order, flow control, reads, and the ends of connections.
+//! Messages between two endpoints of one process: order, flow control, reads, and the ends of
+//! connections.
 
 mod common;
 
@@ -98,7 +99,8 @@ fn an_empty_message_is_refused() {
     );
 }
 
-/// The receiver looks at nothing: what it has no room for waits at the sender, then is refused; nothing is lost.
+/// The receiver looks at nothing: what it has no room for waits at the sender, then is refused;
+/// nothing is lost.
 #[test]
 fn a_sender_is_held_back_and_nothing_is_lost() {
     let mut pair = Pair::new(small(), small());
@@ -527,7 +529,8 @@ fn a_wake_up_is_never_lost() {
     waker.wake();
     waker.wake();
     endpoint.wait(None).unwrap();
-    // During it, from another thread, many times; each wait returns because of a wake-up or hangs for ever.
+    // During it, from another thread, many times; each wait returns because of a wake-up or hangs
+    // for ever.
     let (ask, asked) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         for () in asked {
@@ -585,8 +588,8 @@ fn many_connections_share_an_endpoint() {
     }
 }
 
-/// The receiver keeps what it gets until its pool is at its ceiling: the sender has to wait, and goes on when memory
-/// comes back. Nothing fails, and nothing is lost.
+/// The receiver keeps what it gets until its pool is at its ceiling: the sender has to wait, and
+/// goes on when memory comes back. Nothing fails, and nothing is lost.
 #[test]
 fn a_receiver_without_memory_holds_the_sender_back() {
     let config = Config {

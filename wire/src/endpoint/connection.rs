@@ -1,10 +1,12 @@
 //! One connection's state.
 
+mod receive;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use mr_pool::{Buffer, Pool};
-use verbs_sys::owned::{Completed, OwnedQueuePair, Rejected, WorkKind};
+use verbs_sys::owned::{OwnedQueuePair, Rejected, WorkKind};
 use verbs_sys::{RemoteAddr, SendFlags, WcStatus, WorkCompletion};
 
 use super::socket::Socket;
@@ -12,21 +14,23 @@ use crate::bring_up::EXTRA_SENDS;
 use crate::config::Config;
 use crate::credits::Credits;
 use crate::event::{DisconnectCause, OperationErrorKind, SendErrorKind};
-use crate::header::{FIRST_RESERVED_KIND, HEADER_LEN, KIND_CREDIT};
+use crate::header::{HEADER_LEN, KIND_CREDIT};
 use crate::message::{OutgoingMessage, Received};
 use crate::shared::{Established, Share};
 
 /// A connection that an endpoint owns.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    // Before the share: the queue pair is gone when another may take its place in the completion queue.
+    // Before the share: the queue pair is gone when another may take its place in the completion
+    // queue.
     qp: OwnedQueuePair<Buffer>,
     pub(crate) socket: Socket,
     credits: Credits,
     /// Messages that wait for a credit or for room in the send queue, in order.
     waiting: VecDeque<OutgoingMessage>,
     queue_limit: usize,
-    /// What the caller gave with the READs and WRITEs that are on their way. One queue pair's complete in order.
+    /// What the caller gave with the READs and WRITEs that are on their way. One queue pair's
+    /// complete in order.
     tokens: VecDeque<u64>,
     /// Receives that were used and not posted again yet.
     unposted: u32,
@@ -57,7 +61,8 @@ pub(crate) enum State {
     Up,
     /// Its socket says that the peer has gone; what the peer sent before is still taken.
     Leaving(DisconnectCause),
-    /// Its work requests are being flushed. `None` where it was closed here, and nobody wants to hear of it.
+    /// Its work requests are being flushed. `None` where it was closed here, and nobody wants to
+    /// hear of it.
     Ending(Option<DisconnectCause>),
 }
 
@@ -66,8 +71,8 @@ pub(crate) enum State {
 pub(crate) enum Care {
     /// Nothing more for now.
     Done,
-    /// The connection goes on. `starved`: it waits for memory; `again`: it has to be looked after before anybody sleeps;
-    /// `returned`: a message about credits was sent.
+    /// The connection goes on. `starved`: it waits for memory; `again`: it has to be looked after
+    /// before anybody sleeps; `returned`: a message about credits was sent.
     GoesOn {
         starved: bool,
         again: bool,
@@ -143,13 +148,14 @@ impl Connection {
         matches!(self.state, State::Ending(_))
     }
 
-    /// Whether every work request has come back, so that the queue pair can be destroyed with nothing of it left in the
-    /// completion queue.
+    /// Whether every work request has come back, so that the queue pair can be destroyed with
+    /// nothing of it left in the completion queue.
     pub(crate) fn is_drained(&self) -> bool {
         self.stuck || (self.qp.outstanding_sends() == 0 && self.qp.outstanding_receives() == 0)
     }
 
-    /// Room for messages, READs and WRITEs in the send queue; what is kept for returning credits does not count.
+    /// Room for messages, READs and WRITEs in the send queue; what is kept for returning credits
+    /// does not count.
     #[inline]
     fn room(&self) -> usize {
         self.qp.send_room().saturating_sub(EXTRA_SENDS as usize)
@@ -222,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Posts a message whose credit is spent. Where the device refuses, the connection ends: a message that is lost is
-    /// no message of a connection in order.
+    /// Posts a message whose credit is spent. Where the device refuses, the connection ends: a
+    /// message that is lost is no message of a connection in order.
     #[inline]
     fn post(&mut self, mut message: OutgoingMessage) {
         let credits = self.credits.take_owed();
@@ -332,7 +338,8 @@ impl Connection {
     /// Deals with a completion of this connection.
     #[inline]
     pub(crate) fn complete(&mut self, completion: &mut WorkCompletion) -> Outcome {
-        // None for a part of a chain, and for what is left of an earlier queue pair of the same number.
+        // None for a part of a chain, and for what is left of an earlier queue pair of the same
+        // number.
         let Some(done) = self.qp.complete(completion) else {
             return Outcome::Nothing;
         };
@@ -370,58 +377,6 @@ impl Connection {
                 } else {
                     Outcome::Nothing
                 }
-            }
-        }
-    }
-
-    #[inline]
-    fn received(&mut self, done: Completed<Buffer>) -> Outcome {
-        let Some(buffer) = done.buffer else {
-            return Outcome::Nothing;
-        };
-        if done.status != WcStatus::Success {
-            return Outcome::Nothing;
-        }
-        let message = match Received::parse(buffer, done.byte_len as usize) {
-            Ok(message) => message,
-            Err(error) => {
-                self.in_trouble(DisconnectCause::Frame(error));
-                return Outcome::Nothing;
-            }
-        };
-        if !self.credits.returned(message.header().credits) {
-            self.in_trouble(DisconnectCause::Credits);
-            return Outcome::Nothing;
-        }
-        let kind = message.kind();
-        if kind == KIND_CREDIT {
-            self.post_receive(message.into_buffer());
-            return Outcome::Nothing;
-        }
-        if kind >= FIRST_RESERVED_KIND {
-            self.in_trouble(DisconnectCause::Kind { kind });
-            return Outcome::Nothing;
-        }
-        // Posted again at the next look at the completion queue: the owner's answer comes first.
-        self.unposted += 1;
-        self.care = true;
-        Outcome::Message(message)
-    }
-
-    /// Posts a receive in the place of one that was used.
-    #[inline]
-    fn post_receive(&mut self, buffer: Buffer) {
-        if self.is_ending() {
-            return;
-        }
-        match self.qp.post_recv(buffer) {
-            Ok(_) => {
-                self.credits.posted_again();
-                self.care |= self.credits.return_is_due();
-            }
-            Err(rejected) => {
-                tracing::warn!(error = %rejected.error, peer = %self.socket.peer(), "cannot post a receive");
-                self.in_trouble(DisconnectCause::Refused);
             }
         }
     }
@@ -478,7 +433,8 @@ impl Connection {
         }
     }
 
-    /// Starts to end: nothing more is posted, and everything comes back. `false` where there is nothing to wait for.
+    /// Starts to end: nothing more is posted, and everything comes back. `false` where there is
+    /// nothing to wait for.
     pub(crate) fn end(&mut self, cause: Option<DisconnectCause>) -> bool {
         self.state = State::Ending(cause);
         self.waiting.clear();

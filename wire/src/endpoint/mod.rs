@@ -32,8 +32,8 @@ pub use upkeep::WaitError;
 /// Completions taken from the queue at once.
 const BATCH: usize = 32;
 
-/// The sockets of the connections are looked at once in this many looks at the completion queue, by a thread that
-/// never waits: one system call in about a millisecond of polling.
+/// The sockets of the connections are looked at once in this many looks at the completion queue, by
+/// a thread that never waits: one system call in about a millisecond of polling.
 const LOOKS_PER_SOCKET_CHECK: u32 = 1 << 14;
 
 /// What an endpoint has done since it was made.
@@ -50,23 +50,26 @@ pub struct EndpointStats {
     pub operations: u64,
 }
 
-/// The connections of one thread: queue pairs on one completion queue, with receive buffers of one pool.
+/// The connections of one thread: queue pairs on one completion queue, with receive buffers of one
+/// pool.
 ///
-/// [`poll`](Self::poll) gives the next event; [`wait`](Self::wait) sleeps until there may be one. Other threads make
-/// connections for it through an [`Acceptor`] and wake it through a [`Waker`].
+/// [`poll`](Self::poll) gives the next event; [`wait`](Self::wait) sleeps until there may be one.
+/// Other threads make connections for it through an [`Acceptor`] and wake it through a [`Waker`].
 ///
-/// Nothing is allocated from the heap once connections are up: messages, reads and events reuse pooled buffers and
-/// queues that were made at the start.
+/// Nothing is allocated from the heap once connections are up: messages, reads and events reuse
+/// pooled buffers and queues that were made at the start.
 #[derive(Debug)]
 pub struct Endpoint {
     connections: Slots<Connection>,
     by_qp: QpTable,
     batch: [WorkCompletion; BATCH],
-    /// Completions of `batch` that were taken from the queue, and how many of them were dealt with.
+    /// Completions of `batch` that were taken from the queue, and how many of them were dealt
+    /// with.
     filled: usize,
     done: usize,
     events: VecDeque<Event>,
-    /// Slots of connections that need looking after: credits to return, receives to post, an end to make.
+    /// Slots of connections that need looking after: credits to return, receives to post, an end
+    /// to make.
     listed: Vec<u32>,
     /// Slots of connections whose peers have gone, until the completion queue has been seen empty.
     leaving: Vec<u32>,
@@ -81,7 +84,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes an endpoint on the device of `pd`, whose messages are in memory of `pool`, a pool of the same `pd`.
+    /// Makes an endpoint on the device of `pd`, whose messages are in memory of `pool`, a pool of
+    /// the same `pd`.
     ///
     /// # Errors
     ///
@@ -227,8 +231,9 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Ends a connection on purpose; the peer is told. What was on its way may or may not arrive, and there are no more
-    /// events with this id. Its place is free for another once [`poll`](Self::poll) has seen the last of it.
+    /// Ends a connection on purpose; the peer is told. What was on its way may or may not arrive,
+    /// and there are no more events with this id. Its place is free for another once
+    /// [`poll`](Self::poll) has seen the last of it.
     ///
     /// Returns `false` where it had ended already.
     pub fn close(&mut self, conn: ConnectionId) -> bool {
@@ -251,12 +256,13 @@ impl Endpoint {
         OutgoingMessage::new(&self.shared.pool, capacity)
     }
 
-    /// Sends a message, or keeps it until the peer has room for it. Messages of one connection arrive in order, once.
+    /// Sends a message, or keeps it until the peer has room for it. Messages of one connection
+    /// arrive in order, once.
     ///
     /// # Errors
     ///
-    /// [`SendError`] gives the message back; [`SendErrorKind::WouldBlock`] asks to try again after the connection's
-    /// next event.
+    /// [`SendError`] gives the message back; [`SendErrorKind::WouldBlock`] asks to try again after
+    /// the connection's next event.
     #[inline]
     pub fn send(&mut self, conn: ConnectionId, message: OutgoingMessage) -> Result<(), SendError> {
         let Some(connection) = self.connections.get_mut(conn) else {
@@ -275,8 +281,8 @@ impl Endpoint {
         }
     }
 
-    /// READs from the peer's memory at `remote` into `range` of `buffer`; [`Event::ReadDone`] brings `token` and the
-    /// buffer back.
+    /// READs from the peer's memory at `remote` into `range` of `buffer`; [`Event::ReadDone`]
+    /// brings `token` and the buffer back.
     ///
     /// A READ does not wait for messages that wait for credits, nor do they for it.
     ///
@@ -297,11 +303,11 @@ impl Endpoint {
         })
     }
 
-    /// READs several places of the peer's memory into one buffer, one after the other; one [`Event::ReadDone`] comes
-    /// when all are done.
+    /// READs several places of the peer's memory into one buffer, one after the other; one
+    /// [`Event::ReadDone`] comes when all are done.
     ///
-    /// The READs are carried out in the order given: what a later one finds was there no earlier than what an earlier
-    /// one found.
+    /// The READs are carried out in the order given: what a later one finds was there no earlier
+    /// than what an earlier one found.
     ///
     /// # Errors
     ///
@@ -319,8 +325,8 @@ impl Endpoint {
         })
     }
 
-    /// WRITEs `range` of `buffer` to the peer's memory at `remote`; [`Event::WriteDone`] brings `token` and the buffer
-    /// back.
+    /// WRITEs `range` of `buffer` to the peer's memory at `remote`; [`Event::WriteDone`] brings
+    /// `token` and the buffer back.
     ///
     /// # Errors
     ///
@@ -397,8 +403,8 @@ impl Endpoint {
         self.connections.get(conn).is_some_and(Connection::is_clear)
     }
 
-    /// The next thing that happened, if any. Does not wait, and makes no system call but for a look at the sockets
-    /// once in a while.
+    /// The next thing that happened, if any. Does not wait, and makes no system call but for a look
+    /// at the sockets once in a while.
     #[inline]
     pub fn poll(&mut self) -> Option<Event> {
         loop {
@@ -418,8 +424,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes completions from the queue, after looking after the connections that need it. `false` where there is
-    /// nothing to do now.
+    /// Takes completions from the queue, after looking after the connections that need it. `false`
+    /// where there is nothing to do now.
     #[inline]
     fn look(&mut self) -> bool {
         if !self.listed.is_empty() {
@@ -448,7 +454,8 @@ impl Endpoint {
     #[inline]
     fn complete(&mut self, at: usize) -> Option<Event> {
         let completion = &mut self.batch[at];
-        // None where the connection is gone: its queue pair was destroyed by a failure of the completion queue.
+        // None where the connection is gone: its queue pair was destroyed by a failure of the
+        // completion queue.
         let index = self.by_qp.get(completion.qp_num())?;
         let id = self.connections.id(index);
         let connection = self.connections.at_mut(index)?;

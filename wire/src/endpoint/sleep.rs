@@ -77,15 +77,15 @@ impl Sleeper {
         Ok(count)
     }
 
-    /// The connection of the `at`th thing that [`sleep`](Self::sleep) found; `None` where it was a completion or a
-    /// wake-up.
+    /// The connection of the `at`th thing that [`sleep`](Self::sleep) found; `None` where it was a
+    /// completion or a wake-up.
     pub(crate) fn socket(&self, at: usize) -> Option<ConnectionId> {
         let bits = *self.ready.get(at)?;
         (bits < BELL).then(|| ConnectionId::from_bits(bits))
     }
 
-    /// Takes a completion event back that has come, so that the next one wakes again. Should there be another, that one
-    /// ends the next sleep at once.
+    /// Takes a completion event back that has come, so that the next one wakes again. Should there
+    /// be another, that one ends the next sleep at once.
     pub(crate) fn clear_channel(&self, found: usize) -> Result<(), EventError> {
         if self.ready[..found].contains(&CHANNEL) {
             self.channel.try_get_event()?;

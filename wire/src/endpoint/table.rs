@@ -142,7 +142,8 @@ impl QpTable {
         }
     }
 
-    /// Enters a queue pair. There are never more than the table was made for, so a free entry is found.
+    /// Enters a queue pair. There are never more than the table was made for, so a free entry is
+    /// found.
     pub(crate) fn insert(&mut self, qp_num: u32, index: u32) {
         let mut at = self.home(qp_num);
         while self.entries[at].is_some_and(|(number, _)| number != qp_num) {

@@ -1,4 +1,5 @@
-//! What an endpoint does off the path of messages: sleeping, looking after connections, ending them.
+//! What an endpoint does off the path of messages: sleeping, looking after connections, ending
+//! them.
 
 use std::io;
 use std::time::Duration;
@@ -10,8 +11,8 @@ use super::connection::{Care, State};
 use super::socket::SocketNews;
 use crate::event::{DisconnectCause, Event};
 
-/// How long an endpoint sleeps at most while a connection has no memory to receive into: nobody tells it when another
-/// thread gives some back.
+/// How long an endpoint sleeps at most while a connection has no memory to receive into: nobody
+/// tells it when another thread gives some back.
 const STARVED: Duration = Duration::from_millis(10);
 
 /// Why an endpoint cannot wait.
@@ -29,8 +30,9 @@ pub enum WaitError {
 impl Endpoint {
     /// Sleeps until there may be an event to [`poll`](Self::poll) for, at most `timeout`.
     ///
-    /// It returns at once where there is one, and also when nothing has happened: poll until there is nothing more, then
-    /// wait again. The end of a peer's process is noticed here, on connections that are idle too.
+    /// It returns at once where there is one, and also when nothing has happened: poll until there
+    /// is nothing more, then wait again. The end of a peer's process is noticed here, on
+    /// connections that are idle too.
     ///
     /// # Errors
     ///
@@ -61,8 +63,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next event, waiting for it at most `timeout`; `None` where none came, or where the endpoint was
-    /// [woken](crate::Waker::wake).
+    /// The next event, waiting for it at most `timeout`; `None` where none came, or where the
+    /// endpoint was [woken](crate::Waker::wake).
     ///
     /// # Errors
     ///

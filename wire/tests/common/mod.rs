@@ -1,4 +1,5 @@
-//! What the tests of connections share: a device, a pool, endpoints that are connected to each other.
+//! What the tests of connections share: a device, a pool, endpoints that are connected to each
+//! other.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::net::SocketAddr;
@@ -14,7 +15,8 @@ use wire::{
     Received, Stopper,
 };
 
-/// Longer than anything takes that works, on a loaded machine too; a test that waits this long has failed.
+/// Longer than anything takes that works, on a loaded machine too; a test that waits this long has
+/// failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Kind of [`Note`]s.
