@@ -1,5 +1,7 @@
 //! Checked access to memory: by lkey on our side, by rkey on the peer's, and the copy between them.
 
+use std::sync::atomic::{Ordering, fence};
+
 use rustix::io::Errno;
 
 use crate::copy;
@@ -169,7 +171,15 @@ pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
         done += piece;
         chunk -= piece;
     }
+    in_order();
     Ok(())
+}
+
+/// Keeps the accesses of one request before those of the next, as requests of a queue pair are
+/// executed in order. Costs nothing where the processor keeps them so.
+#[inline(always)]
+pub(super) fn in_order() {
+    fence(Ordering::AcqRel);
 }
 
 /// Copies between this process and another through the kernel.

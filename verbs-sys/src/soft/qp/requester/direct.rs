@@ -88,6 +88,7 @@ impl Qp {
             // SAFETY: as above.
             unsafe { copy::read_shared(here, there, len) };
         }
+        access::in_order();
         let signaled = self.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
         let next = position.wrapping_add(1);
         self.sq.start(position, wr.wr_id);
