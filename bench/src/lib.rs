@@ -8,6 +8,7 @@ pub mod format;
 pub mod limit;
 pub mod machine;
 pub mod measure;
+mod pair;
 pub mod plot;
 pub mod process;
 pub mod report;

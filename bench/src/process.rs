@@ -27,7 +27,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts `program` with `arguments` and with `environment` added; `name` is for messages.
+    /// Starts `program` with `arguments`, and with the variables of `environment` set, or removed
+    /// where they have no value; `name` is for messages.
     ///
     /// # Errors
     /// It cannot be started.
@@ -35,11 +36,17 @@ impl Worker {
         program: &Path,
         name: &str,
         arguments: impl IntoIterator<Item = String>,
-        environment: &[(&str, String)],
+        environment: &[(&str, Option<&str>)],
     ) -> Result<Self> {
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        for (variable, value) in environment {
+            match value {
+                Some(value) => command.env(variable, value),
+                None => command.env_remove(variable),
+            };
+        }
+        let mut child = command
             .args(arguments)
-            .envs(environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -64,6 +64,8 @@ pub struct Report {
     pub machine: Machine,
     /// The device under the store, alone.
     pub device: Device,
+    /// Sizes at which the store behaves differently.
+    pub thresholds: Thresholds,
     /// The store, a row for each size, operation, mode and way of waiting.
     pub results: Vec<Row>,
     /// Plain copies of the same bytes, measured between the rows of `results`.
@@ -163,6 +165,23 @@ pub fn founding() -> Vec<Founding> {
     rows(Operation::Put, [1.0, 37.0, 400.0, 2500.0])
         .chain(rows(Operation::Get, [1.0, 37.0, 375.0, 2000.0]))
         .collect()
+}
+
+/// Sizes at which the store behaves differently.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Thresholds {
+    /// Values of at most so many bytes travel in the request of a put; longer ones are READ by the
+    /// server.
+    pub inline_value: usize,
+}
+
+impl Thresholds {
+    /// Those of a client that is not told otherwise, as all clients of the benchmark are.
+    pub fn of_store() -> Self {
+        Self {
+            inline_value: kvstore::ClientConfig::default().inline_value,
+        }
+    }
 }
 
 /// The device under the store, measured alone.
@@ -307,7 +326,7 @@ pub fn legend() -> Vec<String> {
         "op put: the value was written by its maker into registered memory, taken and given back within the time; op put-copied: from the caller's own memory, copied on its way",
         "wait: how the server waits (poll: burns a core; event: sleeps on the completion channel between requests); client_wait: how the client waits",
         "values are made before, and compared byte for byte after, the timed sections; returning a value's buffer is timed",
-        "p50_us and p99_us come from operations timed one by one, ops_per_s from batches timed as a whole; the clock is read once per operation for the former (machine.clock_ns)",
+        "p50_us and p99_us come from operations timed one by one, ops_per_s from batches timed as a whole; the former include reading the clock once for each of their steps, three for put, one for put-copied, two for get (machine.clock_ns each)",
         "vs_limit: against a plain copy of the same bytes, same number of values and buffers, same order, same run; vs_register_per_op: against register-per-op waiting the same way; medians of the rounds' ratios",
         "client_cpu_s: over timed_s; server_cpu_s: over wall_s, which includes making and checking values",
         "registrations_per_op: client and server together, from the pools' statistics",

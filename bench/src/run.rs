@@ -7,23 +7,20 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::client::{self, Counters};
 use crate::device::{self, Initiator};
 use crate::limit::Copies;
 use crate::machine::{Machine, Processors, occupy};
 use crate::measure::{Budget, Operation, Slice, measure, put_all};
+use crate::pair::{Pair, role_arguments};
 use crate::process::Worker;
 use crate::report::{
-    Device, Limit, Measured, Mode, OneSided, Report, Row, Variant, Wait, founding, legend, ratio,
+    Device, Limit, Measured, Mode, OneSided, Report, Row, Thresholds, Variant, Wait, founding,
+    legend, ratio,
 };
-use crate::server;
 use crate::workload::{SIZES, Workload};
-
-/// The environment variable that makes the software device charge for registrations.
-const REGISTRATION_COST: &str = "VERBS_SOFT_REGISTRATION_COST";
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -88,8 +85,8 @@ impl Extent {
                 quick,
                 device: Duration::from_millis(500),
                 rounds: 3,
-                warm_up: budget(60, 120),
-                budget: budget(400, 800),
+                warm_up: budget(50, 100),
+                budget: budget(300, 600),
                 working_set: 4 << 20,
                 most_keys: 256,
             },
@@ -107,119 +104,6 @@ impl Extent {
 
     fn workload(&self, size: usize) -> Workload {
         Workload::of_working_set(size, self.working_set, self.most_keys)
-    }
-}
-
-/// A server and its client, each a process.
-struct Pair {
-    variant: Variant,
-    server: Worker,
-    client: Worker,
-}
-
-impl Pair {
-    fn start(variant: Variant, options: &Options, processors: Option<Processors>) -> Result<Self> {
-        let environment = match variant.mode {
-            Mode::RegisterPerOpModelled => vec![(REGISTRATION_COST, "published".to_owned())],
-            Mode::RegisterPerOp | Mode::Pooled => Vec::new(),
-        };
-        let memory = match variant.mode {
-            Mode::Pooled => "pooled",
-            Mode::RegisterPerOp | Mode::RegisterPerOpModelled => "per-operation",
-        };
-        let start = |role: &str, wait: Wait, processor| {
-            let name = format!("{role} ({}, {})", variant.mode.name(), variant.wait.name());
-            let mut arguments = role_arguments(role, options, processor);
-            arguments.extend(["--wait", wait.name(), "--memory", memory].map(str::to_owned));
-            Worker::start(&options.program, &name, arguments, &environment)
-        };
-        let server_processor = processors.map(|both| both.server);
-        let mut server = start("server", variant.wait, server_processor)?;
-        let client_processor = processors.map(|both| both.client);
-        let mut client = start("client", variant.client_wait, client_processor)?;
-        let server::Answer::Address(address) = server.ask(&server::Command::Address)? else {
-            bail!("the server gave no address");
-        };
-        let _: client::Answer = client.ask(&client::Command::Connect(address))?;
-        Ok(Self {
-            variant,
-            server,
-            client,
-        })
-    }
-
-    fn put_all(&mut self, workload: &Workload) -> Result<()> {
-        let command = client::Command::PutAll {
-            size: workload.size(),
-            keys: workload.len(),
-        };
-        self.active(|pair| pair.client.ask(&command))
-            .map(|_: client::Answer| ())
-    }
-
-    fn check_all(&mut self, size: usize) -> Result<()> {
-        let command = client::Command::CheckAll { size };
-        self.active(|pair| pair.client.ask(&command))
-            .map(|_: client::Answer| ())
-    }
-
-    fn measure(&mut self, size: usize, operation: Operation, extent: &Extent) -> Result<Measured> {
-        self.active(|pair| {
-            pair.slice(size, operation, extent.warm_up)?;
-            let (counters, cpu) = (pair.counters()?, pair.server_cpu()?);
-            let slice = pair.slice(size, operation, extent.budget)?;
-            let server_cpu_s = pair.server_cpu()? - cpu;
-            let after = pair.counters()?;
-            Ok(Measured {
-                slice,
-                server_cpu_s,
-                registrations: after.client_registrations + after.server_registrations
-                    - counters.client_registrations
-                    - counters.server_registrations,
-                one_sided: Some(after.one_sided_gets - counters.one_sided_gets),
-            })
-        })
-    }
-
-    fn slice(&mut self, size: usize, operation: Operation, budget: Budget) -> Result<Slice> {
-        match self.client.ask(&client::Command::Measure {
-            size,
-            operation,
-            budget,
-        })? {
-            client::Answer::Slice(slice) => Ok(slice),
-            other => bail!("the client answered {other:?}"),
-        }
-    }
-
-    fn counters(&mut self) -> Result<Counters> {
-        match self.client.ask(&client::Command::Counters)? {
-            client::Answer::Counters(counters) => Ok(counters),
-            other => bail!("the client answered {other:?}"),
-        }
-    }
-
-    fn server_cpu(&mut self) -> Result<f64> {
-        match self.server.ask(&server::Command::Cpu)? {
-            server::Answer::Cpu(seconds) => Ok(seconds),
-            other => bail!("the server answered {other:?}"),
-        }
-    }
-
-    /// Runs `work` while the server runs. A polling server burns a core even when nobody asks it
-    /// anything, and must not do so while another pair is measured.
-    fn active<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        self.server.resume();
-        let result = work(self);
-        if self.variant.wait == Wait::Poll {
-            self.server.pause();
-        }
-        result
-    }
-
-    fn finish(self) -> Result<()> {
-        self.client.finish()?;
-        self.server.finish()
     }
 }
 
@@ -278,6 +162,7 @@ pub fn run(options: &Options) -> Result<Report> {
             software: options.software,
             one_sided,
         },
+        thresholds: Thresholds::of_store(),
         results: rows(&options.device, &variants, &cells),
         limits: cells
             .iter()
@@ -286,17 +171,6 @@ pub fn run(options: &Options) -> Result<Report> {
             .collect(),
         founding: founding(),
     })
-}
-
-/// The arguments that all roles have.
-fn role_arguments(role: &str, options: &Options, processor: Option<usize>) -> Vec<String> {
-    let mut arguments = [role, "--device", &options.device]
-        .map(str::to_owned)
-        .to_vec();
-    if let Some(processor) = processor {
-        arguments.extend(["--processor".to_owned(), processor.to_string()]);
-    }
-    arguments
 }
 
 /// The device alone, with a target in another process.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bench::machine::Machine;
 use bench::measure::{Operation, Slice};
 use bench::report::{
-    Device, Limit, Measured, Mode, OneSided, Report, Row, Variant, Wait, founding, legend,
+    Device, Limit, Measured, Mode, OneSided, Report, Row, Thresholds, Variant, Wait, founding,
+    legend,
 };
 use bench::workload::SIZES;
 use bench::{plot, table};
@@ -76,6 +77,7 @@ fn report() -> Report {
                 above_memcpy_ns: 22.0,
             }],
         },
+        thresholds: Thresholds::of_store(),
         results,
         limits,
         founding: founding(),
