@@ -132,6 +132,7 @@ impl<I: Iterator<Item = ibv_sge>> Cursor<I> {
 
 /// Copies `len` bytes between a place and the next bytes of a list. `renew` is called between chunks
 /// of a long copy; it starts a new epoch, checks the keys again and says where the place is now.
+/// If that has to be mapped again, the copy has to begin again.
 ///
 /// # Safety
 ///
@@ -143,8 +144,8 @@ pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
     mut place: Place,
     list: &mut Cursor<I>,
     len: usize,
-    mut renew: impl FnMut() -> Result<Place, ibv_wc_status>,
-) -> Result<(), ibv_wc_status> {
+    mut renew: impl FnMut() -> Result<Place, Trouble>,
+) -> Result<(), Trouble> {
     let mut done = 0;
     let mut chunk = CHUNK;
     while done < len {
@@ -165,7 +166,8 @@ pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
                 unsafe { copy::read_shared(local, base.wrapping_add(done), piece) }
             }
             (Place::There { pid, addr }, _) => {
-                cross(direction, pid, addr.wrapping_add(done as u64), local, piece)?;
+                cross(direction, pid, addr.wrapping_add(done as u64), local, piece)
+                    .map_err(Trouble::Status)?;
             }
         }
         done += piece;

@@ -430,8 +430,7 @@ impl Qp {
             // receive lock, which is held.
             return unsafe {
                 access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from))
-            }
-            .map_err(Trouble::Status);
+            };
         }
         let mut sources = [ibv_sge::default(); MAX_SGE as usize];
         let count = usize::from(record.num_sge).min(sources.len());
@@ -458,12 +457,15 @@ impl Qp {
             };
             let renew = || {
                 epoch::renew(&self.info().rq_epoch.0);
-                writable(&mut buffers.clone())?;
-                reach().map_err(|_| IBV_WC_LOC_QP_OP_ERR)
+                writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+                reach()
             };
             // SAFETY: both sides were checked under the receive lock, which is held.
-            unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) }
-                .map_err(|_| Trouble::Status(IBV_WC_LOC_QP_OP_ERR))?;
+            match unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) } {
+                Ok(()) => {}
+                Err(Trouble::Unmapped(arena)) => return Err(Trouble::Unmapped(arena)),
+                Err(Trouble::Status(_)) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+            }
             left -= piece;
         }
         if left == 0 {

@@ -165,20 +165,17 @@ impl Qp {
         };
         let renew = || {
             epoch::renew(&self.info().sq_epoch.0);
-            self.check_lists(request, local_access)?;
-            let target = self.target(link).map_err(|_| IBV_WC_RETRY_EXC_ERR)?;
-            match check(target) {
-                Ok(place) => Ok(place),
-                Err(Trouble::Status(status)) => Err(status),
-                Err(Trouble::Unmapped(_)) => Err(IBV_WC_REM_OP_ERR),
-            }
+            self.check_lists(request, local_access)
+                .map_err(Trouble::Status)?;
+            let lost = Trouble::Status(IBV_WC_RETRY_EXC_ERR);
+            check(self.target(link).map_err(|_| lost)?)
         };
         let mut list = Cursor::new(request.sges.iter().copied());
         // SAFETY: both sides were checked under the send lock, which is held; inline data is readable
         // by the contract of post_send.
         match unsafe { access::transfer(direction, place, &mut list, len, renew) } {
             Ok(()) => Step::Done(success(opcode, len as u32)),
-            Err(status) => Step::Failed(status),
+            Err(trouble) => self.trouble(trouble),
         }
     }
 
