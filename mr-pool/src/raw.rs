@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use verbs_sys::owned::Registered;
@@ -113,6 +113,7 @@ impl Source for HeapSource {
         // SAFETY: the range stays allocated until after deregistration (`HeapRegistration`), and
         // its bytes are seen only as `Bytes` allows for these access flags.
         let region = unsafe { self.pd.reg_mr(memory.addr.as_ptr(), len, self.access) }?;
+        memory.settle();
         Ok(Box::new(HeapRegistration { region, memory }))
     }
 }
@@ -150,7 +151,14 @@ impl Registration for HeapRegistration {
     }
 }
 
-/// Zeroed memory from the global allocator, aligned to a cache line.
+/// Whether an empty piece of assembly can stand for a write of every byte.
+const ASSEMBLY: bool = cfg!(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(miri)
+));
+
+/// Memory from the global allocator, aligned to a cache line, not cleared: a program without a
+/// pool would not pay for that either.
 #[derive(Debug)]
 pub(crate) struct HeapMemory {
     addr: NonNull<u8>,
@@ -165,10 +173,23 @@ unsafe impl Sync for HeapMemory {}
 impl HeapMemory {
     pub(crate) fn new(len: usize) -> Result<Self, SourceError> {
         let layout = Layout::from_size_align(len.max(1), ALIGN)?;
+        let allocate = if ASSEMBLY { alloc } else { alloc_zeroed };
         // SAFETY: the layout's size is not 0.
-        let addr = unsafe { alloc_zeroed(layout) };
+        let addr = unsafe { allocate(layout) };
         let addr = NonNull::new(addr).ok_or_else(|| format!("the heap has no {len} bytes"))?;
         Ok(Self { addr, layout })
+    }
+
+    /// Makes the bytes initialized, with the values they have. Call it when the pages are there to
+    /// stay (registration has written to each, or the allocator never hands out pages that the
+    /// system may still take back), so that those values are settled.
+    pub(crate) fn settle(&self) {
+        #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+        // SAFETY: it executes nothing. To the compiler it may write through its operand, to memory
+        // that is this value's; so from here on it must take each byte for written.
+        unsafe {
+            std::arch::asm!("/* {} */", in(reg) self.addr.as_ptr(), options(nostack, preserves_flags));
+        }
     }
 
     #[cfg(test)]

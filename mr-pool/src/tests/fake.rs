@@ -61,6 +61,7 @@ impl Source for FakeSource {
             return Err("the fake was told to fail".into());
         }
         let memory = HeapMemory::new(len)?;
+        memory.settle();
         book.made += 1;
         let lkey = book.made;
         book.ranges

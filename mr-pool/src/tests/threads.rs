@@ -50,7 +50,7 @@ fn stress_pool(fake: &Fake, pool: &crate::Pool) {
             scope.spawn(move || {
                 let mut random = Random(index as u64 + 1);
                 let mut held = Vec::new();
-                for turn in 0..15_000 {
+                for turn in 0..6_000 {
                     // Half the turns free something, so at a ceiling all threads make progress.
                     if held.len() > random.below(40) {
                         let (buffer, stamp) = held.swap_remove(random.below(held.len()));
