@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use crate::error::RangeError;
 use crate::free_list::Block;
 use crate::raw::Bytes;
-use crate::{class, engine};
+use crate::{class, dedicated, engine};
 
 /// A pool's kind: whether peers may write its memory.
 pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
@@ -112,7 +112,7 @@ impl<K: Kind> Buffer<K> {
     pub fn capacity(&self) -> usize {
         match self.block.is_dedicated() {
             false => class::size(self.block.class()),
-            true => engine::dedicated_len(self.pool, self.block),
+            true => dedicated::len(self.pool, self.block.key()),
         }
     }
 

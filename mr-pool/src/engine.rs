@@ -13,10 +13,10 @@ use std::sync::{Arc, LazyLock, Mutex as StdMutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
-use slab::Slab;
 
 use crate::barrier::Barrier;
 use crate::class::{self, CLASSES};
+use crate::dedicated::{self, Dedicated};
 use crate::free_list::{Block, FreeLists};
 use crate::local;
 use crate::segmented::Segmented;
@@ -68,7 +68,7 @@ pub(crate) struct Core {
     shard_count: AtomicU32,
     /// Bytes taken less bytes returned under the lock; a summand like each shard's.
     slow_live_bytes: AtomicU64,
-    /// Bytes registered in regions, and in all; written under the lock.
+    /// Bytes registered in regions, written under the lock; and in all.
     in_regions: AtomicU64,
     registered: AtomicU64,
     /// Live bytes at the last attempt to get below the high-water mark that failed.
@@ -83,14 +83,9 @@ pub(crate) struct Core {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) space: Space,
-    /// Registrations of one buffer each.
-    pub(crate) dedicated: Slab<Box<dyn Registration>>,
+    pub(crate) dedicated: Dedicated,
     pub(crate) registrations: u64,
     pub(crate) deregistrations: u64,
-    pub(crate) dedicated_taken: u64,
-    /// Dedicated buffers not yet wholly gone, and their bytes.
-    pub(crate) dedicated_live: u64,
-    pub(crate) dedicated_bytes: usize,
     /// Takes and returns under the lock.
     pub(crate) slow: [SlowCounts; CLASSES],
     /// Threads waiting at the ceiling.
@@ -125,7 +120,7 @@ fn find(id: u64) -> Option<Arc<Core>> {
 /// Returns a block to the pool numbered `id`.
 pub(crate) fn give(id: u64, block: Block) {
     if block.is_dedicated() {
-        return give_dedicated(id, block);
+        return dedicated::give(id, block.key());
     }
     let given = local::with(id, || find(id), |core, shard| shard.give(core, block));
     if given != Some(Given::Kept) {
@@ -151,16 +146,17 @@ fn give_slowly(id: u64, block: Block, given: Option<Given>) {
     }
 }
 
-#[cold]
-fn give_dedicated(id: u64, block: Block) {
-    if let Some(core) = find(id) {
-        core.drop_dedicated(block.key());
-    }
-}
-
-/// Bytes of a live dedicated registration of the pool numbered `id`.
-pub(crate) fn dedicated_len(id: u64, block: Block) -> usize {
-    find(id).map_or(0, |core| core.dedicated_len(block.key()))
+/// Visits the pool numbered `id`: by the thread's seat, or by the list when the thread is ending.
+pub(crate) fn visit<R>(id: u64, visit: impl FnOnce(&Core) -> R) -> Option<R> {
+    let mut visit = Some(visit);
+    let seated = local::with(
+        id,
+        || find(id),
+        |core, _| visit.take().map(|visit| visit(core)),
+    );
+    seated
+        .flatten()
+        .or_else(|| Some(visit.take()?(&*find(id)?)))
 }
 
 impl Core {
@@ -183,12 +179,9 @@ impl Core {
             source,
             state: Mutex::new(State {
                 space: Space::new(),
-                dedicated: Slab::new(),
+                dedicated: Dedicated::default(),
                 registrations: 0,
                 deregistrations: 0,
-                dedicated_taken: 0,
-                dedicated_live: 0,
-                dedicated_bytes: 0,
                 slow: [SlowCounts::default(); CLASSES],
                 waiters: 0,
                 returns_at_reclaim: None,
@@ -333,9 +326,8 @@ impl Core {
         self.flags.load(Ordering::Relaxed) & GONE != 0
     }
 
-    /// Counts a region that has been registered.
+    /// Counts a region whose bytes were reserved and are registered.
     pub(crate) fn add_region_bytes(&self, len: usize) {
-        self.add_registered(len);
         let now = self.in_regions() + len;
         self.in_regions.store(now as u64, Ordering::Relaxed);
         if now > self.limits.high_water {
@@ -350,7 +342,7 @@ impl Core {
         let len = region.len();
         deregister(region);
         state.deregistrations += 1;
-        self.sub_registered(len);
+        self.unreserve(len);
         let now = self.in_regions().saturating_sub(len);
         self.in_regions.store(now as u64, Ordering::Relaxed);
         if now <= self.limits.high_water {
@@ -359,16 +351,22 @@ impl Core {
         self.wake(state);
     }
 
-    /// Counts bytes as registered, before they are. Under the lock.
-    pub(crate) fn add_registered(&self, len: usize) {
+    /// Counts bytes as registered, before they are; `false` if the ceiling forbids it. So the
+    /// ceiling holds while they are being registered, which takes long, and needs no lock.
+    pub(crate) fn reserve(&self, len: usize) -> bool {
+        let more = |now: u64| now.checked_add(len as u64);
+        let fits = |now: &u64| *now <= self.limits.ceiling as u64;
         self.registered
-            .store((self.registered() + len) as u64, Ordering::Relaxed);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                more(now).filter(fits)
+            })
+            .is_ok()
     }
 
-    /// Counts bytes as no longer registered, when they are not. Under the lock.
-    pub(crate) fn sub_registered(&self, len: usize) {
-        let now = self.registered().saturating_sub(len);
-        self.registered.store(now as u64, Ordering::Relaxed);
+    /// Counts bytes as no longer registered, when they are not. Who waits for them is to be woken
+    /// under the lock.
+    pub(crate) fn unreserve(&self, len: usize) {
+        self.registered.fetch_sub(len as u64, Ordering::Relaxed);
     }
 
     /// Bytes registered now.
@@ -395,7 +393,7 @@ impl Core {
         let blocks: usize = (0..CLASSES)
             .map(|class| self.class_stats(state, class).live)
             .sum();
-        blocks as u64 + state.dedicated_live
+        blocks as u64 + state.dedicated.live
     }
 
     /// All returns of blocks so far.
@@ -433,8 +431,8 @@ impl Core {
             deregistrations: state.deregistrations,
             registered_bytes: self.registered(),
             live_buffers: self.live_buffers(&state) as usize,
-            live_bytes: self.live_bytes() + state.dedicated_bytes,
-            dedicated: state.dedicated_taken,
+            live_bytes: self.live_bytes() + state.dedicated.bytes,
+            dedicated: state.dedicated.taken,
             classes,
         }
     }

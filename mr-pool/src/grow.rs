@@ -1,14 +1,13 @@
 //! What a pool does when its free lists are empty: carve, register, gather what is free, wait.
 //! All of it under the lock, none of it in a steady state.
 
-use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::class::{self, CLASSES, batch};
-use crate::engine::{Core, RECLAIM, State, WAITERS, deregister};
+use crate::class::{CLASSES, batch};
+use crate::engine::{Core, RECLAIM, State, WAITERS};
 use crate::error::PoolError;
 use crate::free_list::Block;
-use crate::source::{Registration, SourceError};
+use crate::source::Registration;
 use crate::space::{PAGE, span_pages};
 use crate::sync::{Ordering, fence, lock, wait};
 
@@ -16,12 +15,10 @@ use crate::sync::{Ordering, fence, lock, wait};
 pub(crate) const HUGE_PAGE: usize = if cfg!(loom) { PAGE } else { 2 << 20 };
 /// A region is as large as all before it together, up to this many times the first.
 const GROWTH: usize = 32;
-/// Dedicated registrations are whole pages of memory.
-const SMALL_PAGE: usize = 4096;
 
 /// Whether what is free must be gathered again even if nothing was returned since the last time.
 #[derive(Clone, Copy, Eq, PartialEq)]
-enum Gather {
+pub(crate) enum Gather {
     Always,
     IfReturned,
 }
@@ -42,93 +39,6 @@ impl Core {
         self.at_ceiling(requested, may_wait, |state, gather| {
             self.obtain(state, class, gather)
         })
-    }
-
-    /// Registers `requested` bytes for one buffer.
-    pub(crate) fn take_dedicated(
-        &self,
-        requested: usize,
-        may_wait: bool,
-    ) -> Result<(Block, NonNull<u8>, u64), PoolError> {
-        let ceiling = self.limits.ceiling;
-        let unit = if self.limits.unpooled {
-            class::ALIGN
-        } else {
-            SMALL_PAGE
-        };
-        let len = requested
-            .max(1)
-            .checked_next_multiple_of(unit)
-            .unwrap_or(usize::MAX);
-        if len > ceiling {
-            return Err(PoolError::TooLong { requested, ceiling });
-        }
-        // The bytes are counted before they are registered, so the ceiling holds while the lock
-        // is free: registering much takes long.
-        self.at_ceiling(requested, may_wait, |state, gather| {
-            // Regions may be free since an earlier gathering.
-            if !self.make_room(state, len) && self.reclaim(state, gather) {
-                self.make_room(state, len);
-            }
-            let fits = self.room() >= len;
-            if fits {
-                self.add_registered(len);
-            }
-            Ok(fits.then_some(()))
-        })?;
-
-        let registered = self.source.register(len);
-        let mut state = lock(&self.state);
-        match registered {
-            Ok(registration) => {
-                state.registrations += 1;
-                state.dedicated_taken += 1;
-                state.dedicated_live += 1;
-                state.dedicated_bytes += len;
-                let (addr, lkey, rkey) = (
-                    registration.addr(),
-                    registration.lkey(),
-                    registration.rkey(),
-                );
-                let key = state.dedicated.insert(registration) as u32;
-                Ok((
-                    Block::dedicated(key),
-                    addr,
-                    u64::from(rkey) << 32 | u64::from(lkey),
-                ))
-            }
-            Err(source) => {
-                self.sub_registered(len);
-                self.wake(&state);
-                Err(PoolError::Register { len, source })
-            }
-        }
-    }
-
-    /// Bytes of the registration of one buffer.
-    pub(crate) fn dedicated_len(&self, key: u32) -> usize {
-        lock(&self.state)
-            .dedicated
-            .get(key as usize)
-            .map_or(0, |registration| registration.len())
-    }
-
-    /// Takes back a registration of one buffer.
-    pub(crate) fn drop_dedicated(&self, key: u32) {
-        let mut state = lock(&self.state);
-        let Some(registration) = state.dedicated.try_remove(key as usize) else {
-            return;
-        };
-        drop(state);
-
-        let len = registration.len();
-        deregister(registration);
-        state = lock(&self.state);
-        state.deregistrations += 1;
-        state.dedicated_live -= 1;
-        state.dedicated_bytes -= len;
-        self.sub_registered(len);
-        self.after_return(state);
     }
 
     /// Gathers what is free and deregisters every region that is wholly so. Returns the bytes
@@ -176,7 +86,7 @@ impl Core {
     }
 
     /// Runs `attempt` until it gives something, waiting for returns in between if the pool does.
-    fn at_ceiling<T>(
+    pub(crate) fn at_ceiling<T>(
         &self,
         requested: usize,
         may_wait: bool,
@@ -189,7 +99,7 @@ impl Core {
         let ceiling = self.limits.ceiling;
         let registered = self.registered();
         let Some(timeout) = self.limits.wait.filter(|_| may_wait) else {
-            let live = self.live_bytes() + state.dedicated_bytes;
+            let live = self.live_bytes() + state.dedicated.bytes;
             return Err(PoolError::CeilingReached {
                 requested,
                 registered,
@@ -211,7 +121,7 @@ impl Core {
                 Ok(None) => {}
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                let live = self.live_bytes() + state.dedicated_bytes;
+                let live = self.live_bytes() + state.dedicated.bytes;
                 let (registered, waited) = (self.registered(), start.elapsed());
                 break Err(PoolError::CeilingTimeout {
                     requested,
@@ -312,12 +222,14 @@ impl Core {
         if room < least * PAGE {
             return Ok(false);
         }
-        let region = match self.register(wanted.min(room)) {
+        let region = match self.register(state, wanted.min(room)) {
             // A limit of the machine's may still allow a little.
-            Err(_) if shortest < wanted.min(room) => self.register(shortest),
+            Err(_) if shortest < wanted.min(room) => self.register(state, shortest),
             result => result,
         };
-        let region = region.map_err(|(len, source)| PoolError::Register { len, source })?;
+        let Some(region) = region? else {
+            return Ok(false);
+        };
         state.registrations += 1;
         self.add_region_bytes(region.len());
         state.space.add(region);
@@ -325,12 +237,25 @@ impl Core {
             || state.space.place(&self.spans, class, least))
     }
 
-    fn register(&self, len: usize) -> Result<Box<dyn Registration>, (usize, SourceError)> {
-        self.source.register(len).map_err(|source| (len, source))
+    /// Registers `len` bytes, if the ceiling allows it.
+    fn register(
+        &self,
+        state: &State,
+        len: usize,
+    ) -> Result<Option<Box<dyn Registration>>, PoolError> {
+        if !self.reserve(len) {
+            return Ok(None);
+        }
+        let registered = self.source.register(len).map_err(|source| {
+            self.unreserve(len);
+            self.wake(state);
+            PoolError::Register { len, source }
+        });
+        registered.map(Some)
     }
 
     /// Deregisters free regions until `len` bytes more may be registered; whether they may.
-    fn make_room(&self, state: &mut State, len: usize) -> bool {
+    pub(crate) fn make_room(&self, state: &mut State, len: usize) -> bool {
         while self.room() < len {
             if !self.drop_free_region(state) {
                 return false;
@@ -349,7 +274,7 @@ impl Core {
 
     /// Gathers every free block of the pool, from every thread's magazines too, and gives spans
     /// that are wholly free back to their regions. `false` if it saw no use in that.
-    fn reclaim(&self, state: &mut State, gather: Gather) -> bool {
+    pub(crate) fn reclaim(&self, state: &mut State, gather: Gather) -> bool {
         let returns = Some(self.returns(state));
         if gather == Gather::IfReturned && returns == state.returns_at_reclaim {
             return false;

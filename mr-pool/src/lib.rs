@@ -4,6 +4,7 @@
 mod barrier;
 mod buffer;
 mod class;
+mod dedicated;
 mod device;
 mod engine;
 mod error;

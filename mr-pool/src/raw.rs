@@ -130,7 +130,7 @@ impl Registration for HeapRegistration {
     }
 
     fn len(&self) -> usize {
-        self.memory.layout.size()
+        self.memory.len
     }
 
     fn lkey(&self) -> u32 {
@@ -161,8 +161,12 @@ const ASSEMBLY: bool = cfg!(all(
 /// pool would not pay for that either.
 #[derive(Debug)]
 pub(crate) struct HeapMemory {
-    addr: NonNull<u8>,
+    /// What the allocator gave.
+    base: NonNull<u8>,
     layout: Layout,
+    /// The first aligned byte in it.
+    addr: NonNull<u8>,
+    len: usize,
 }
 
 // SAFETY: it owns its memory, which belongs to no thread.
@@ -172,12 +176,24 @@ unsafe impl Sync for HeapMemory {}
 
 impl HeapMemory {
     pub(crate) fn new(len: usize) -> Result<Self, SourceError> {
-        let layout = Layout::from_size_align(len.max(1), ALIGN)?;
+        // Allocators are quicker at their own alignment than at ours.
+        let longer = len
+            .checked_add(ALIGN)
+            .ok_or("a length that no memory has")?;
+        let layout = Layout::from_size_align(longer, align_of::<u128>())?;
         let allocate = if ASSEMBLY { alloc } else { alloc_zeroed };
         // SAFETY: the layout's size is not 0.
-        let addr = unsafe { allocate(layout) };
-        let addr = NonNull::new(addr).ok_or_else(|| format!("the heap has no {len} bytes"))?;
-        Ok(Self { addr, layout })
+        let base = unsafe { allocate(layout) };
+        let base = NonNull::new(base).ok_or_else(|| format!("the heap has no {len} bytes"))?;
+        let skip = base.align_offset(ALIGN);
+        // SAFETY: below `ALIGN`, by which the allocation is longer than `len`.
+        let addr = unsafe { base.add(skip) };
+        Ok(Self {
+            base,
+            layout,
+            addr,
+            len,
+        })
     }
 
     /// Makes the bytes initialized, with the values they have. Call it when the pages are there to
@@ -201,7 +217,7 @@ impl HeapMemory {
 impl Drop for HeapMemory {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and nobody uses it any more.
-        unsafe { dealloc(self.addr.as_ptr(), self.layout) }
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 

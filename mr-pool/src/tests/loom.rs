@@ -100,6 +100,30 @@ fn two_who_wait_are_both_served() {
     });
 }
 
+/// Registrations of one buffer take their bytes from the ceiling without the lock.
+#[test]
+fn a_registration_that_ends_wakes_those_who_wait_for_its_bytes() {
+    explore(2, || {
+        let fake = Fake::new();
+        let limits = Limits {
+            ceiling: 4096,
+            ..TIGHT
+        };
+        let pool = pool(&fake, limits);
+        let buffer = pool.take(4096).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(pool.take(4096).unwrap()))
+        };
+        let third = thread::spawn(move || drop(buffer));
+        drop(pool.take(64).unwrap());
+        other.join().unwrap();
+        third.join().unwrap();
+        drop(pool);
+        assert_eq!(fake.book().bytes(), 0);
+    });
+}
+
 #[test]
 fn gathering_and_taking_keep_apart() {
     explore(3, || {
