@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::channel::Channel;
 use super::epoch::relax;
-use super::layout::{ARMED_ANY, ARMED_SOLICITED, CqBell};
+use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell};
 use super::link;
 use super::process::Process;
 use super::qp::Qp;
@@ -118,6 +118,12 @@ impl Cq {
     /// What a peer needs to wake this queue, if it can sleep at all.
     pub(super) fn bell(&self) -> Option<(u32, &OwnedFd)> {
         Some((self.index, &self.channel.as_ref()?.fd))
+    }
+
+    /// Whether the application has asked for an event, and may be about to sleep.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        self.channel.is_some() && self.cq_bell().armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
     /// Fires an event if one was asked for.

@@ -9,7 +9,7 @@ mod state;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -58,6 +58,8 @@ pub(super) struct Qp {
     link: UnsafeCell<Option<Arc<Link>>>,
     /// The same for those who hold neither.
     shared_link: Mutex<Option<Arc<Link>>>,
+    /// Whether the peer is a queue pair of this process.
+    is_local: AtomicBool,
     requester: requester::State,
     responder: responder::State,
     control: Mutex<Control>,
@@ -121,6 +123,7 @@ impl Qp {
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
             link: UnsafeCell::new(None),
             shared_link: Mutex::new(None),
+            is_local: AtomicBool::new(false),
             requester: requester::State::default(),
             responder: responder::State::default(),
             control: Mutex::new(Control {

@@ -15,6 +15,7 @@ use crate::ffi::{
 };
 use crate::soft::epoch;
 use crate::soft::layout::Readiness;
+use crate::soft::link::Via;
 use crate::soft::link::ring::Ring;
 
 impl Qp {
@@ -108,6 +109,8 @@ impl Qp {
             self.requester.adopt(&attr);
             self.responder.adopt(&attr);
             self.responder.src_qp.store(dest, Ordering::Relaxed);
+            let is_local = matches!(link.via, Via::Local);
+            self.is_local.store(is_local, Ordering::Relaxed);
             // SAFETY: `exclusively` holds both locks.
             unsafe { *self.link.get() = Some(std::sync::Arc::clone(&link)) };
         });
@@ -122,6 +125,7 @@ impl Qp {
 
     /// Back to RESET: both queues empty, their completions gone, the connection cut.
     pub(super) fn reset(&self, readiness: Readiness) {
+        self.acknowledge_behind_answer();
         self.state.store(IBV_QPS_RESET, Ordering::Release);
         self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
         self.quiesce_peer();
@@ -148,6 +152,7 @@ impl Qp {
 
     /// To ERR: what is queued on either side is flushed.
     fn fail_all(&self) {
+        self.acknowledge_behind_answer();
         self.enter_error();
         self.flush_sends_now();
         self.flush_recvs();

@@ -23,6 +23,8 @@ use crate::soft::link::{Link, Via};
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;
+const OWED: u32 = 1;
+const COMPLETES: u32 = 2;
 /// The RNR retry count that stands for "without end".
 const RNR_FOREVER: u8 = 7;
 
@@ -33,6 +35,9 @@ pub(super) struct State {
     ring_at: Guarded32,
     /// Messages executed.
     executed: Guarded32,
+    /// Whether messages were executed that the peer has not been told of ([`OWED`]), and whether it
+    /// wants a completion for one of them ([`COMPLETES`]).
+    unacknowledged: Guarded32,
     /// Since when the message at the front has found no receive, or 0.
     not_ready_since: Guarded64,
     unmappable: Guarded32,
@@ -46,6 +51,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn reset(&self) {
         for word in [
+            &self.unacknowledged,
             &self.ring_at,
             &self.executed,
             &self.unmappable,
@@ -127,7 +133,7 @@ impl Qp {
         let at = self.responder.ring_at.load(Ordering::Relaxed);
         let mailbox = self.mailbox();
         let closed = || self.responder.closed.load(Ordering::Relaxed) != 0;
-        if Ring::of(mailbox).has(at) && !closed() {
+        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !closed()) {
             return true;
         }
         if mailbox.fault.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
@@ -140,8 +146,8 @@ impl Qp {
     /// Takes messages, and tells a sender of this process about it.
     pub(super) fn receive(&self, notify: bool) {
         if self.progress_recv(notify)
+            && self.is_local.load(Ordering::Relaxed)
             && let Some(link) = self.shared_link()
-            && matches!(link.via, Via::Local)
             && let Some(sender) = self.process.qp(link.dest_qpn)
             && sender.send_can_progress()
         {
@@ -158,7 +164,7 @@ impl Qp {
         loop {
             epoch::lock(&self.info().rq_epoch.0);
             let was_connected = state::is_connected(self.state());
-            let map = self.take_messages(&mut answered, &mut solicited);
+            let map = self.take_messages(notify, &mut answered, &mut solicited);
             let failed = self.state() == IBV_QPS_ERR;
             if failed {
                 self.flush_posted_recvs();
@@ -185,12 +191,18 @@ impl Qp {
     }
 
     /// The receive lock is held. Returns an arena to map before going on.
-    fn take_messages(&self, answered: &mut bool, solicited: &mut bool) -> Option<u32> {
+    fn take_messages(
+        &self,
+        notify: bool,
+        answered: &mut bool,
+        solicited: &mut bool,
+    ) -> Option<u32> {
+        // SAFETY: the receive lock is held.
+        let link = unsafe { self.link() }?;
+        self.acknowledge(link);
         if !state::is_connected(self.state()) {
             return None;
         }
-        // SAFETY: the receive lock is held.
-        let link = unsafe { self.link() }?;
         let ring = Ring::of(self.mailbox());
         let mut wants_completion = false;
         let mut refused = None;
@@ -244,13 +256,21 @@ impl Qp {
         }
         if taken > 0 {
             *answered = true;
-            let executed = u64::from(self.responder.executed.load(Ordering::Relaxed));
-            let consumed = u64::from(self.responder.ring_at.load(Ordering::Relaxed));
-            link.mailbox()
-                .ack
-                .store(executed | consumed << 32, Ordering::Release);
-            if wants_completion && let Some(bell) = &link.send_bell {
-                bell.ring(false);
+            let owed = if wants_completion {
+                OWED | COMPLETES
+            } else {
+                OWED
+            };
+            self.responder.unacknowledged.store(owed, Ordering::Relaxed);
+            // A poller acknowledges with its answer or its next poll: the store misses the cache,
+            // and the answer's first locked instruction would wait for it. Whoever is about to
+            // sleep may not come back for long.
+            let later = !notify
+                && refused.is_none()
+                && !self.is_local.load(Ordering::Relaxed)
+                && !self.recv_cq.is_armed();
+            if !later {
+                self.acknowledge(link);
             }
         }
         if let Some(status) = refused {
@@ -263,8 +283,47 @@ impl Qp {
         map
     }
 
+    #[inline]
+    fn owes_acknowledgement(&self) -> bool {
+        self.responder.unacknowledged.load(Ordering::Relaxed) != 0
+    }
+
+    /// Acknowledges what a poll has taken, now that the answer is on its way.
+    #[inline]
+    pub(super) fn acknowledge_behind_answer(&self) {
+        if self.owes_acknowledgement() {
+            epoch::lock(&self.info().rq_epoch.0);
+            // SAFETY: the receive lock is held.
+            if let Some(link) = unsafe { self.link() } {
+                self.acknowledge(link);
+            }
+            epoch::unlock(&self.info().rq_epoch.0);
+        }
+    }
+
+    /// Tells the peer what was executed. The receive lock is held.
+    #[inline]
+    fn acknowledge(&self, link: &Link) {
+        let responder = &self.responder;
+        let owed = responder.unacknowledged.load(Ordering::Relaxed);
+        if owed == 0 {
+            return;
+        }
+        responder.unacknowledged.store(0, Ordering::Relaxed);
+        let executed = u64::from(responder.executed.load(Ordering::Relaxed));
+        let consumed = u64::from(responder.ring_at.load(Ordering::Relaxed));
+        let ack = executed | consumed << 32;
+        link.mailbox().ack.store(ack, Ordering::Release);
+        if owed & COMPLETES != 0
+            && let Some(bell) = &link.send_bell
+        {
+            bell.ring(false);
+        }
+    }
+
     fn nak(&self, link: &Link, status: ibv_wc_status, answered: &mut bool) {
         tracing::debug!(qpn = self.qpn, status, "refused a message");
+        self.acknowledge(link);
         link.mailbox()
             .nak
             .store(NAK_VALID | u64::from(status), Ordering::Release);

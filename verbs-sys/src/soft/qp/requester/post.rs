@@ -48,6 +48,7 @@ impl Qp {
         }
         self.finish_burst(&mut owed, bell);
         epoch::unlock(&self.info().sq_epoch.0);
+        self.acknowledge_behind_answer();
         self.settle(&mut owed);
         result
     }
