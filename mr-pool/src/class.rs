@@ -1,8 +1,9 @@
 //! Size classes: 64, 128, 192, 256 bytes, then four to each power of two up to 8 MiB.
 //!
-//! Four to a power of two keep the waste of any length above 256 bytes under a fifth of its
-//! block (a tenth on average over lengths spread evenly); two would allow a third. Every size is
-//! a multiple of 64, so blocks laid end to end from an aligned base are aligned to 64 bytes.
+//! Four to a power of two keep the waste of any length above 256 bytes under a fifth of its block;
+//! it is 8 % of the bytes over lengths spread evenly, or evenly over their logarithms. Two would
+//! allow a third. Every size is a multiple of 64, so blocks laid end to end from an aligned base
+//! are aligned to 64 bytes.
 
 /// Number of classes. Loom explores every access, so it is given a pool of two.
 pub(crate) const CLASSES: usize = if cfg!(loom) { 2 } else { 64 };

@@ -3,7 +3,7 @@
 //! A batch is a node of a table that never shrinks, linked by index (Treiber's stack, "Systems
 //! Programming: Coping with Parallelism", 1986). Links and blocks stand beside the registered
 //! memory, never in it: a peer may write there. Whole batches move, so the one contended word is
-//! touched once per [`batch`](crate::class::batch) operations of a thread; last in is first out,
+//! touched once per [`batch`] operations of a thread; last in is first out,
 //! so the block handed out next is the one most likely still in cache.
 //!
 //! *ABA.* The head carries a tag that every removal advances, so a removal that was overtaken
