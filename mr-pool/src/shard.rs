@@ -14,7 +14,7 @@ use crate::engine::{CLOSED, Core, OVER, RECLAIM, WAITERS};
 use crate::free_list::Block;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, yield_now};
 
-/// Where each class's magazine begins in [`Shard::blocks`], and where the last one ends.
+/// Where each class's magazine begins in [`Own::blocks`], and where the last one ends.
 const STARTS: [usize; CLASSES + 1] = {
     let mut starts = [0; CLASSES + 1];
     let mut class = 0;
