@@ -39,6 +39,16 @@ pub fn messages(pd: &ProtectionDomain) -> Result<Pool, Source> {
     Ok(Pool::builder(pd).access(AccessFlags::LOCAL_WRITE).build()?)
 }
 
+/// Most connections of one endpoint: as many as its completion queue can have room for, within reason.
+pub fn most_connections(pd: &ProtectionDomain) -> Result<u32, Source> {
+    /// What wire adds for itself, and then some.
+    const EXTRA: u32 = 8;
+    let config = wire_config(1, Duration::MAX);
+    let entries = u32::try_from(pd.context().query_device()?.max_cqe)?;
+    let connections = entries / (config.send_depth + config.recv_depth + EXTRA);
+    Ok(connections.clamp(1, 1024))
+}
+
 /// How connections are made.
 pub fn wire_config(max_connections: u32, greeting_timeout: Duration) -> wire::Config {
     wire::Config {

@@ -1,8 +1,8 @@
 //! Spinning with manners.
 
-/// Turns without result before the processor is offered to others now and then: tens of microseconds, far longer than
-/// a peer that has a core of its own takes to answer.
-const ALONE: u32 = 1 << 12;
+/// Turns without result before the processor is offered to others: tens of microseconds, far longer than a peer that has
+/// a core of its own takes to answer.
+const ALONE: u32 = 1 << 9;
 
 /// A loop that waits for something to change in memory.
 #[derive(Clone, Copy, Debug, Default)]

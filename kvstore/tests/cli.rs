@@ -309,3 +309,81 @@ fn a_server_ends_cleanly_on_interrupt_and_terminate() {
         }
     }
 }
+
+/// A listener of our wire that speaks something else over it.
+fn other_server(application: [u8; 4], version: u32) -> (String, std::thread::JoinHandle<()>) {
+    let device = verbs_sys::find_device(None).unwrap();
+    let pd = device.open().unwrap().alloc_pd().unwrap();
+    let pool = mr_pool::Pool::builder(&pd).build().unwrap();
+    let config = wire::Config {
+        application: u32::from_le_bytes(application),
+        application_version: version,
+        ..wire::Config::default()
+    };
+    let endpoint = wire::Endpoint::new(&pd, &pool, config).unwrap();
+    let mut listener = wire::Listener::bind("127.0.0.1:0", vec![endpoint.acceptor()]).unwrap();
+    let address = listener.local_addr().to_string();
+    let thread = std::thread::spawn(move || {
+        assert!(
+            listener.accept().is_err(),
+            "it must not come to a connection"
+        );
+        drop(endpoint);
+    });
+    (address, thread)
+}
+
+#[test]
+fn another_version_of_the_protocol() {
+    for (application, version, expected) in [
+        (*b"kvst", 999, "wrong protocol version"),
+        (*b"abcd", 1, "wrong protocol"),
+    ] {
+        let (address, server) = other_server(application, version);
+        let outcome = kvstore(None, &["put", "key", "value", "--server", &address], b"");
+        fails(&outcome, 1, &[&address, expected]);
+        server.join().unwrap();
+    }
+}
+
+/// Runs the program with a limit on its address space, in MiB.
+fn limited(server: &Server, limit: usize, arguments: &[&str]) -> Outcome {
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -v $1; shift; exec \"$@\"", "sh"])
+        .arg((limit << 10).to_string())
+        .arg(env!("CARGO_BIN_EXE_kvstore"))
+        .args(arguments)
+        .env("KVSTORE_SERVER", server.address.to_string())
+        .output()
+        .expect("run");
+    Outcome {
+        status: output.status.code().unwrap_or(-1),
+        stdout: output.stdout,
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+#[test]
+fn a_registration_that_fails() {
+    let server = Server::start(&[]);
+    succeeds(&kvstore(Some(&server), &["put", "key", "old"], b""), b"");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("large");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(256 << 20)
+        .unwrap();
+    // Enough for the program and its device, and less than the value more.
+    let limit = (1..20)
+        .map(|step| step * 200)
+        .find(|&limit| limited(&server, limit, &["get", "key"]).status == 0)
+        .expect("a get that succeeds");
+    let arguments = ["put", "key", "--file", path.to_str().unwrap()];
+    let outcome = limited(&server, limit, &arguments);
+    fails(
+        &outcome,
+        1,
+        &["registered memory", "268435456", "ulimit -l"],
+    );
+    succeeds(&kvstore(Some(&server), &["get", "key"], b""), b"old");
+}

@@ -28,6 +28,10 @@ use crate::segments;
 use link::Link;
 use locations::Locations;
 
+/// The longest value, in bytes, that is copied into a request although it already is in registered memory: from there
+/// on, having the server READ it costs less than copying it again.
+const INLINE_BUFFER: usize = 1024;
+
 /// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
 /// threads.
 ///
@@ -160,7 +164,7 @@ impl Client {
     /// # Errors
     /// As [`put`](Self::put).
     pub fn put_buffer(&mut self, key: &[u8], value: &ValueBuffer) -> Result<(), OperationError> {
-        if value.len() <= self.inline_value {
+        if value.len() <= self.inline_value.min(INLINE_BUFFER) {
             return self.put(key, value);
         }
         check_key(key)?;

@@ -25,9 +25,6 @@ use crate::protocol::Statistics;
 use store::Store;
 use worker::Worker;
 
-/// Clients that one worker takes.
-const CLIENTS: u32 = 1024;
-
 /// Longest that a client may take to introduce itself.
 const GREETING: Duration = Duration::from_secs(5);
 
@@ -165,12 +162,14 @@ fn set_up(config: &ServerConfig) -> Result<(Shared, Vec<Endpoint>), Source> {
         .high_water(usize::MAX)
         .build()?;
     let messages = device::messages(&pd)?;
+    let clients = device::most_connections(&pd)?;
     let workers = (0..config.workers.max(1))
-        .map(|_| Endpoint::new(&pd, &messages, device::wire_config(CLIENTS, GREETING)))
+        .map(|_| Endpoint::new(&pd, &messages, device::wire_config(clients, GREETING)))
         .collect::<Result<Vec<_>, _>>()?;
     tracing::info!(
         device = pd.context().device_name(),
         workers = workers.len(),
+        clients_per_worker = clients,
         memory = config.memory,
         "set up"
     );
