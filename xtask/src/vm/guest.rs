@@ -74,6 +74,7 @@ const PROLOGUE: &str = r#"# Written by `cargo xtask vm`; runs as root in the gue
 exec >guest.log 2>&1 </dev/null
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ulimit -l unlimited
+export RUST_BACKTRACE=1
 uname -a
 
 modprobe --all crc32_generic rdma_rxe ib_uverbs rdma_ucm
