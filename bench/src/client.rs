@@ -80,7 +80,7 @@ impl Store for Remote {
     }
 
     fn put(&mut self, key: &[u8], _index: u32, slot: usize) -> Result<()> {
-        let value = self.buffers[slot].as_ref().context("no memory was taken")?;
+        let value = self.buffers[slot].as_mut().context("no memory was taken")?;
         Ok(self.client.put_buffer(key, value)?)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mr_pool::{Pool, PoolBuilder};
+use mr_pool::{Pool, PoolBuilder, Shared};
 use verbs_sys::{AccessFlags, ProtectionDomain, find_device};
 
 use crate::config::INLINE_VALUE;
@@ -29,9 +29,16 @@ pub fn open(name: Option<&str>) -> Result<ProtectionDomain, Source> {
     Ok(context.alloc_pd()?)
 }
 
-/// A pool for values: memory that the other side may READ.
+/// A client's pool for values: nobody else reaches it.
 pub fn values(pd: &ProtectionDomain) -> PoolBuilder {
-    Pool::builder(pd).access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)
+    Pool::builder(pd).access(AccessFlags::LOCAL_WRITE)
+}
+
+/// A server's pool for blocks: clients READ them, and WRITE those they have reserved.
+pub fn blocks(pd: &ProtectionDomain) -> PoolBuilder<Shared> {
+    Pool::builder(pd)
+        .shared()
+        .access(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE)
 }
 
 /// The pool of messages: nobody else reaches it.
@@ -43,14 +50,18 @@ pub fn messages(pd: &ProtectionDomain) -> Result<Pool, Source> {
 pub fn most_connections(pd: &ProtectionDomain) -> Result<u32, Source> {
     /// What wire adds for itself, and then some.
     const EXTRA: u32 = 8;
-    let config = wire_config(1, Duration::MAX);
+    let config = wire_config(1, Duration::MAX, false);
     let entries = u32::try_from(pd.context().query_device()?.max_cqe)?;
     let connections = entries / (config.send_depth + config.recv_depth + EXTRA);
     Ok(connections.clamp(1, 1024))
 }
 
-/// How connections are made.
-pub fn wire_config(max_connections: u32, greeting_timeout: Duration) -> wire::Config {
+/// How connections are made. `allow_remote_write`: the other side may WRITE memory of ours.
+pub fn wire_config(
+    max_connections: u32,
+    greeting_timeout: Duration,
+    allow_remote_write: bool,
+) -> wire::Config {
     wire::Config {
         recv_depth: DEPTH,
         // A whole value and its header, and the messages beside them.
@@ -59,6 +70,7 @@ pub fn wire_config(max_connections: u32, greeting_timeout: Duration) -> wire::Co
         queue_limit: DEPTH as usize,
         max_connections,
         greeting_timeout,
+        allow_remote_write,
         application: APPLICATION,
         application_version: protocol::VERSION,
         ..wire::Config::default()

@@ -17,8 +17,8 @@ pub const VERSION: u32 = 1;
 pub mod kind {
     /// [`Put`](super::Put), the value in the body. Answered by `REPLY`.
     pub const PUT: u16 = 1;
-    /// [`PutFrom`](super::PutFrom). Answered by `REPLY`.
-    pub const PUT_FROM: u16 = 2;
+    /// [`Reserve`](super::Reserve). Answered by `REPLY`.
+    pub const RESERVE: u16 = 2;
     /// [`Get`](super::Get). Answered by `VALUE` when the value is small, else by `REPLY`.
     pub const GET: u16 = 3;
     /// [`Delete`](super::Delete). Answered by `REPLY`.
@@ -27,6 +27,8 @@ pub mod kind {
     pub const UNPIN: u16 = 5;
     /// [`Stat`](super::Stat). Answered by `STATISTICS`.
     pub const STAT: u16 = 6;
+    /// [`Commit`](super::Commit). Answered by `REPLY`.
+    pub const COMMIT: u16 = 7;
     /// [`Reply`](super::Reply).
     pub const REPLY: u16 = 16;
     /// [`Value`](super::Value), the value in the body.
@@ -43,19 +45,22 @@ pub struct Put<'a> {
     pub key: &'a [u8],
 }
 
-/// Stores a value that the server READs from the client's registered memory. Until the reply, the client leaves that
-/// memory alone.
+/// Asks for a block to WRITE a value to. The location in the reply is the client's to write, value behind header,
+/// until its next [`Reserve`], its [`Commit`], or its end; the version names the reservation.
 #[derive(Archive, Debug, Serialize)]
-pub struct PutFrom<'a> {
+pub struct Reserve {
+    /// Bytes of the value.
+    pub length: u64,
+}
+
+/// Stores the value that was written to a reserved block. The client writes it no more.
+#[derive(Archive, Debug, Serialize)]
+pub struct Commit<'a> {
     /// The key.
     #[rkyv(with = InlineAsBox)]
     pub key: &'a [u8],
-    /// Address of the value in the client.
-    pub address: u64,
-    /// Bytes of the value.
-    pub length: u64,
-    /// Remote key of the client's memory.
-    pub rkey: u32,
+    /// The version in the reply to [`Reserve`].
+    pub reservation: u64,
 }
 
 /// Asks for a value.
@@ -143,7 +148,7 @@ impl From<&ArchivedLocation> for Location {
 /// The end of a put, a delete, or a get of a large value.
 #[derive(Archive, Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Reply {
-    /// Where the value is now, or [`Location::NONE`].
+    /// Where the value is now, or [`Location::NONE`]; after a reservation, where to write it.
     ///
     /// After a get the block is pinned: it stays intact until [`Unpin`], the client's next [`Get`], or its end.
     pub location: Location,

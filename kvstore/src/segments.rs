@@ -1,33 +1,29 @@
-//! Dividing a long READ: a device carries only so many bytes in one message.
+//! Dividing a long READ or WRITE: a device carries only so many bytes in one message.
 
 use std::ops::Range;
 
 use verbs_sys::RemoteAddr;
 
-/// The longest READ that is posted, in bytes. Every known device takes it (`max_msg_sz` of `ibv_query_port(3)`; the
+/// The longest operation that is posted, in bytes. Every known device takes it (`max_msg_sz` of `ibv_query_port(3)`; the
 /// smallest is 8 MiB, of the kernel's software devices).
 const LONGEST: usize = 8 << 20;
 
-/// Most READs that one value and its header are divided into.
+/// Most operations that one value and its header are divided into.
 pub const MOST: usize = crate::limits::MAX_VALUE / LONGEST + 1;
 
-/// Appends the READs that bring `range` of a local buffer from `remote`, in order, to `chain`. An empty range is one
-/// empty READ, so that there always is a completion.
-pub fn append(
-    chain: &mut Vec<(Range<usize>, RemoteAddr)>,
+/// The operations that move `range` of a local buffer from or to `remote`, in order. An empty range is one empty
+/// operation, so that there always is a completion.
+pub fn of(
     range: Range<usize>,
     remote: RemoteAddr,
-) {
-    let mut start = range.start;
-    loop {
+) -> impl Iterator<Item = (Range<usize>, RemoteAddr)> {
+    let count = range.len().div_ceil(LONGEST).max(1);
+    (0..count).map(move |index| {
+        let start = range.start + index * LONGEST;
         let end = range.end.min(start + LONGEST);
         let addr = remote.addr + (start - range.start) as u64;
-        chain.push((start..end, RemoteAddr { addr, ..remote }));
-        if end >= range.end {
-            return;
-        }
-        start = end;
-    }
+        (start..end, RemoteAddr { addr, ..remote })
+    })
 }
 
 #[cfg(test)]
@@ -42,8 +38,7 @@ mod tests {
     #[test]
     fn segments_cover_the_range_in_order() {
         for length in [1, LONGEST - 1, LONGEST, LONGEST + 1, crate::MAX_VALUE] {
-            let mut chain = Vec::new();
-            append(&mut chain, 32..32 + length, REMOTE);
+            let chain: Vec<_> = of(32..32 + length, REMOTE).collect();
             let mut at = 32;
             for (range, remote) in &chain {
                 assert_eq!(range.start, at);
@@ -58,9 +53,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_one_empty_read() {
-        let mut chain = Vec::new();
-        append(&mut chain, 32..32, REMOTE);
+    fn nothing_is_one_empty_operation() {
+        let chain: Vec<_> = of(32..32, REMOTE).collect();
         assert_eq!(chain, [(32..32, REMOTE)]);
     }
 }

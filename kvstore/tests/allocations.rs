@@ -48,7 +48,7 @@ fn a_steady_client_neither_allocates_nor_registers() {
             let start = ALLOCATIONS.get();
             for key in &keys {
                 client.put(key, &bytes).unwrap();
-                client.put_buffer(key, &buffer).unwrap();
+                client.put_buffer(key, &mut buffer).unwrap();
                 let got = client.get(key).unwrap().expect("stored");
                 assert!(*got == *bytes);
             }

@@ -49,7 +49,7 @@ struct Done {
     returned: (Instant, Operation),
 }
 
-/// Lengths on each path: checksummed, header read twice, fetched by the server.
+/// Lengths on each path: checksummed, header read twice, written to a reserved block.
 const LENGTHS: [usize; 4] = [16, 700, 6000, 200_000];
 
 /// The value with a number; its length follows from the number.

@@ -68,7 +68,7 @@ fn every_way_to_put_stores_the_same() {
                 .unwrap();
             let mut buffer = client.buffer(length).unwrap();
             buffer.copy_from_slice(&bytes);
-            client.put_buffer(b"put_buffer", &buffer).unwrap();
+            client.put_buffer(b"put_buffer", &mut buffer).unwrap();
             for key in [&b"put"[..], b"put_with", b"put_buffer"] {
                 assert!(*client.get(key).unwrap().expect("stored") == *bytes);
             }

@@ -96,7 +96,7 @@ pub fn put_file(client: &mut Client, key: &[u8], source: FileValue<'_>) -> Resul
     let length = source.length();
     let mut value = client.buffer(length)?;
     source.read_into(&mut value)?;
-    client.put_buffer(key, &value)?;
+    client.put_buffer(key, &mut value)?;
     Ok(length)
 }
 

@@ -33,10 +33,12 @@ impl Link {
         server: SocketAddr,
         config: &ClientConfig,
     ) -> Result<Self, ConnectError> {
-        let mut endpoint = Endpoint::new(pd, messages, device::wire_config(1, config.timeout))
-            .map_err(|source| ConnectError::Device {
-                source: source.into(),
-            })?;
+        let mut endpoint =
+            Endpoint::new(pd, messages, device::wire_config(1, config.timeout, false)).map_err(
+                |source| ConnectError::Device {
+                    source: source.into(),
+                },
+            )?;
         let connection = endpoint.connect(server)?;
         Ok(Self {
             endpoint,
@@ -134,6 +136,46 @@ impl Link {
         match result {
             Ok(()) => Ok(buffer),
             Err(status) => Err(self.gone(format!("a READ failed: {status:?}"))),
+        }
+    }
+
+    /// WRITEs the part of `buffer` to `remote`.
+    ///
+    /// # Errors
+    /// [`OperationError`], with the buffer where it came back; the connection is closed.
+    pub fn write(
+        &mut self,
+        buffer: Buffer,
+        range: Range<usize>,
+        remote: RemoteAddr,
+    ) -> Result<Buffer, (OperationError, Option<Buffer>)> {
+        if let Err(error) = self.check() {
+            return Err((error, Some(buffer)));
+        }
+        self.last += 1;
+        let number = self.last;
+        if let Err(error) = self
+            .endpoint
+            .write(self.connection, buffer, range, remote, number)
+        {
+            return Err((self.gone(error.kind.to_string()), error.buffer));
+        }
+        let done = self.wait_for(|event| match event {
+            Event::WriteDone {
+                token,
+                result,
+                buffer,
+                ..
+            } if token == number => Some((result, buffer)),
+            _ => None,
+        });
+        match done {
+            Ok((Ok(()), buffer)) => Ok(buffer),
+            Ok((Err(status), buffer)) => {
+                let error = self.gone(format!("a WRITE failed: {status:?}"));
+                Err((error, Some(buffer)))
+            }
+            Err(error) => Err((error, None)),
         }
     }
 

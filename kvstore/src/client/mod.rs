@@ -21,15 +21,15 @@ use crate::error::{ConnectError, OperationError, Refusal};
 use crate::hash::key_hash;
 use crate::limits::{check_key, check_value};
 use crate::protocol::{
-    self, ArchivedReply, Delete, Get, Location, Put, PutFrom, Reply, Stat, Statistics, Status,
-    Unpin, kind,
+    self, ArchivedReply, Commit, Delete, Get, Location, Put, Reply, Reserve, Stat, Statistics,
+    Status, Unpin, kind,
 };
 use crate::segments;
 use link::Link;
 use locations::Locations;
 
 /// The longest value, in bytes, that is copied into a request although it already is in registered memory: from there
-/// on, having the server READ it costs less than copying it again.
+/// on, a WRITE costs less than copying it into the message, out of it, and into the block.
 const INLINE_BUFFER: usize = 1024;
 
 /// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
@@ -64,8 +64,8 @@ pub struct ClientStats {
     pub stale_locations: u64,
     /// Puts whose value travelled in the request.
     pub inline_puts: u64,
-    /// Puts whose value the server READ from this client.
-    pub fetched_puts: u64,
+    /// Puts whose value this client wrote to the server's memory.
+    pub written_puts: u64,
 }
 
 #[derive(Default)]
@@ -74,7 +74,7 @@ struct Counts {
     requested_gets: u64,
     stale_locations: u64,
     inline_puts: u64,
-    fetched_puts: u64,
+    written_puts: u64,
 }
 
 impl Client {
@@ -136,7 +136,7 @@ impl Client {
         if length > self.inline_value {
             let mut value = self.buffer(length)?;
             fill(&mut value);
-            return self.put_fetched(key, &value.buffer);
+            return self.put_written(key, &mut value);
         }
         self.counts.inline_puts += 1;
         let reply = self.link.request(|message, number| {
@@ -156,19 +156,25 @@ impl Client {
     pub fn buffer(&mut self, length: usize) -> Result<ValueBuffer, OperationError> {
         check_value(length)?;
         let buffer = self.take(length)?;
-        Ok(ValueBuffer { buffer })
+        Ok(ValueBuffer {
+            buffer: Some(buffer),
+        })
     }
 
     /// As [`put`](Self::put), with a value that already is in registered memory.
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn put_buffer(&mut self, key: &[u8], value: &ValueBuffer) -> Result<(), OperationError> {
+    pub fn put_buffer(
+        &mut self,
+        key: &[u8],
+        value: &mut ValueBuffer,
+    ) -> Result<(), OperationError> {
         if value.len() <= self.inline_value.min(INLINE_BUFFER) {
             return self.put(key, value);
         }
         check_key(key)?;
-        self.put_fetched(key, &value.buffer)
+        self.put_written(key, value)
     }
 
     /// As [`put`](Self::put), with a value that is serialized straight into registered memory.
@@ -176,10 +182,10 @@ impl Client {
     /// # Errors
     /// As [`put`](Self::put), and [`OperationError::Encode`].
     pub fn put_value<T: Encode>(&mut self, key: &[u8], value: &T) -> Result<(), OperationError> {
-        let (encoded, guess) =
+        let (mut encoded, guess) =
             typed::encode(value, self.typed_guess, |length| self.buffer(length))?;
         self.typed_guess = guess;
-        self.put_buffer(key, &encoded)
+        self.put_buffer(key, &mut encoded)
     }
 
     /// The value of `key`; `None` when there is none.
@@ -253,7 +259,7 @@ impl Client {
             requested_gets: self.counts.requested_gets,
             stale_locations: self.counts.stale_locations,
             inline_puts: self.counts.inline_puts,
-            fetched_puts: self.counts.fetched_puts,
+            written_puts: self.counts.written_puts,
         }
     }
 
@@ -267,19 +273,46 @@ impl Client {
             })
     }
 
-    /// Has the server READ the value, and waits until it has.
-    fn put_fetched(&mut self, key: &[u8], value: &Buffer) -> Result<(), OperationError> {
-        self.counts.fetched_puts += 1;
-        let request = PutFrom {
-            key,
-            address: value.addr(),
-            length: value.len() as u64,
-            rkey: value.rkey(),
+    /// WRITEs the value to a block of the server, which then publishes it. The copy is ours to make: this processor
+    /// has just written the value.
+    fn put_written(&mut self, key: &[u8], value: &mut ValueBuffer) -> Result<(), OperationError> {
+        self.counts.written_puts += 1;
+        let length = value.len();
+        let request = Reserve {
+            length: length as u64,
         };
         let reply = self
             .link
-            .request(|message, number| message.encode(kind::PUT_FROM, number, &request))?;
-        self.finish_put(key, value.len(), &reply)
+            .request(|message, number| message.encode(kind::RESERVE, number, &request))?;
+        let (status, block, _) = self.reply(&reply)?;
+        if status != Status::Ok {
+            return Err(self.refused(status, length));
+        }
+        drop(reply);
+        let remote = RemoteAddr {
+            addr: block.address + HEADER as u64,
+            rkey: block.rkey,
+        };
+        for (range, remote) in segments::of(0..length, remote) {
+            let Some(buffer) = value.buffer.take() else {
+                return Err(self.link.broken("a value without memory".into()));
+            };
+            match self.link.write(buffer, range, remote) {
+                Ok(buffer) => value.buffer = Some(buffer),
+                Err((error, buffer)) => {
+                    value.buffer = buffer;
+                    return Err(error);
+                }
+            }
+        }
+        let request = Commit {
+            key,
+            reservation: block.version,
+        };
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::COMMIT, number, &request))?;
+        self.finish_put(key, length, &reply)
     }
 
     #[inline]
@@ -388,12 +421,11 @@ impl Client {
             return Err(self.link.broken(limit.to_string()));
         }
         let buffer = self.take(length)?;
-        let mut chain = Vec::new();
         let value_at = RemoteAddr {
             addr: location.address + HEADER as u64,
             rkey: location.rkey,
         };
-        segments::append(&mut chain, 0..length, value_at);
+        let chain: Vec<_> = segments::of(0..length, value_at).collect();
         let buffer = self.link.read(buffer, &chain)?;
         Ok(Value::read(buffer, 0..length))
     }

@@ -25,7 +25,9 @@ pub fn encode<T: Encode>(
         let mut target = take(room)?;
         match encode_into(value, &mut target) {
             Ok(length) => {
-                target.buffer.truncate(length);
+                if let Some(buffer) = &mut target.buffer {
+                    buffer.truncate(length);
+                }
                 return Ok((target, room));
             }
             Err(cause) if room == MAX_VALUE => {

@@ -9,21 +9,24 @@ use wire::{Received, View};
 
 /// Registered memory for one value to be put: write it through `DerefMut`, then
 /// [`Client::put_buffer`](crate::Client::put_buffer). Dropping it gives the memory back.
+///
+/// If the connection is lost while the value is being written to the server, the memory may be lost with it: the
+/// buffer is then empty.
 pub struct ValueBuffer {
-    pub(super) buffer: Buffer,
+    pub(super) buffer: Option<Buffer>,
 }
 
 impl Deref for ValueBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.buffer.as_slice()
+        self.buffer.as_ref().map_or(&[], Buffer::as_slice)
     }
 }
 
 impl DerefMut for ValueBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.buffer.as_mut_slice()
+        self.buffer.as_mut().map_or(&mut [], Buffer::as_mut_slice)
     }
 }
 

@@ -5,7 +5,8 @@
 //! A client that has learned a location reads the block itself and asks nobody. Three rules make such a get
 //! linearizable with every put, delete and other get of the key.
 //!
-//! 1. *A published block does not change.* An overwrite goes to a new block, under a version that was never used.
+//! 1. *A published block does not change.* An overwrite goes to a new block, under a version that was never used. A
+//!    client that wrote the value to a reserved block itself has ended that WRITE before it asks to publish.
 //! 2. *Retire, publish, acknowledge.* Under the key's lock the old block's state word becomes `retired`, then the
 //!    index names the new block, then (after the lock) the writer is answered.
 //! 3. *Reuse comes last.* A block's memory returns to the pool only after it has left the index and every request
@@ -32,6 +33,9 @@
 //! A request sees the index itself, under the same lock. For a large value it holds the block for the reader
 //! (a *pin*), who then READs it whether retired or not: rule 3 keeps it intact, and the get takes effect at the
 //! look-up. So a get ends after at most one failed READ and one request, however busy the writers are.
+//!
+//! A block that a client has reserved is nobody's until it is published. It returns to the pool when the client commits
+//! it, reserves another (its WRITEs come before its requests), or has lost its connection, and with that its access.
 //!
 //! A writer that stores the bytes of an old block inside a value could deceive a reader whose cached address falls on
 //! them once the memory was carved anew. It could as well have put that value under the key: there is no access control

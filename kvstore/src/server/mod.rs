@@ -156,7 +156,7 @@ impl Server {
 fn set_up(config: &ServerConfig) -> Result<(Shared, Vec<Endpoint>), Source> {
     let pd = device::open(config.device.as_deref())?;
     let ceiling = usize::try_from(config.memory).unwrap_or(usize::MAX);
-    let values = device::values(&pd)
+    let values = device::blocks(&pd)
         .ceiling(ceiling)
         // What a client may have a location of stays registered.
         .high_water(usize::MAX)
@@ -164,7 +164,7 @@ fn set_up(config: &ServerConfig) -> Result<(Shared, Vec<Endpoint>), Source> {
     let messages = device::messages(&pd)?;
     let clients = device::most_connections(&pd)?;
     let workers = (0..config.workers.max(1))
-        .map(|_| Endpoint::new(&pd, &messages, device::wire_config(clients, GREETING)))
+        .map(|_| Endpoint::new(&pd, &messages, device::wire_config(clients, GREETING, true)))
         .collect::<Result<Vec<_>, _>>()?;
     tracing::info!(
         device = pd.context().device_name(),

@@ -3,20 +3,17 @@
 use wire::{Frame, view};
 
 use crate::limits::{check_key, check_value};
-use crate::protocol::{Delete, Get, Put, PutFrom, Stat, Status, Unpin, kind};
+use crate::protocol::{Commit, Delete, Get, Put, Reserve, Stat, Status, Unpin, kind};
 
 /// What a client asks for. Keys and values are within the limits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request<'a> {
     /// Store the value.
     Put { key: &'a [u8], value: &'a [u8] },
-    /// Fetch the value from the client and store it.
-    PutFrom {
-        key: &'a [u8],
-        address: u64,
-        length: usize,
-        rkey: u32,
-    },
+    /// Answer with a block for the client to write.
+    Reserve { length: usize },
+    /// Store what the client wrote.
+    Commit { key: &'a [u8], reservation: u64 },
     /// Answer with the value or its location.
     Get { key: &'a [u8] },
     /// Remove the key.
@@ -38,13 +35,20 @@ pub fn parse<'a>(frame: &Frame<'a>) -> Result<Request<'a>, Status> {
             key: &view::<Put<'_>>(frame).map_err(malformed)?.key,
             value: frame.body(),
         },
-        kind::PUT_FROM => {
-            let put = view::<PutFrom<'_>>(frame).map_err(malformed)?;
-            Request::PutFrom {
-                key: &put.key,
-                address: put.address.to_native(),
-                length: usize::try_from(put.length.to_native()).map_err(|_| Status::OutOfLimits)?,
-                rkey: put.rkey.to_native(),
+        kind::RESERVE => {
+            let length = view::<Reserve>(frame)
+                .map_err(malformed)?
+                .length
+                .to_native();
+            Request::Reserve {
+                length: usize::try_from(length).map_err(|_| Status::OutOfLimits)?,
+            }
+        }
+        kind::COMMIT => {
+            let commit = view::<Commit<'_>>(frame).map_err(malformed)?;
+            Request::Commit {
+                key: &commit.key,
+                reservation: commit.reservation.to_native(),
             }
         }
         kind::GET => Request::Get {
@@ -68,19 +72,8 @@ pub fn parse<'a>(frame: &Frame<'a>) -> Result<Request<'a>, Status> {
             check_key(key).map_err(out_of_limits)?;
             check_value(value.len()).map_err(out_of_limits)?;
         }
-        Request::PutFrom {
-            key,
-            length,
-            address,
-            ..
-        } => {
-            check_key(key).map_err(out_of_limits)?;
-            check_value(length).map_err(out_of_limits)?;
-            if address.checked_add(length as u64).is_none() {
-                return Err(Status::Malformed);
-            }
-        }
-        Request::Get { key } | Request::Delete { key } => {
+        Request::Reserve { length } => check_value(length).map_err(out_of_limits)?,
+        Request::Get { key } | Request::Delete { key } | Request::Commit { key, .. } => {
             check_key(key).map_err(out_of_limits)?;
         }
         Request::Unpin { .. } | Request::Stat => {}
@@ -119,20 +112,19 @@ mod tests {
             let (key, value) = (&b"k"[..], &b"value"[..]);
             assert_eq!(request, Ok(Request::Put { key, value }));
         });
-        let message = PutFrom {
-            key: b"k",
-            address: 0x1000,
+        let message = Reserve {
             length: MAX_VALUE as u64,
-            rkey: 7,
         };
-        with_frame(kind::PUT_FROM, &message, b"", |request| {
-            let want = Request::PutFrom {
-                key: b"k",
-                address: 0x1000,
-                length: MAX_VALUE,
-                rkey: 7,
-            };
-            assert_eq!(request, Ok(want));
+        with_frame(kind::RESERVE, &message, b"", |request| {
+            assert_eq!(request, Ok(Request::Reserve { length: MAX_VALUE }));
+        });
+        let message = Commit {
+            key: b"k",
+            reservation: 7,
+        };
+        with_frame(kind::COMMIT, &message, b"", |request| {
+            let (key, reservation) = (&b"k"[..], 7);
+            assert_eq!(request, Ok(Request::Commit { key, reservation }));
         });
         with_frame(kind::GET, &Get { key: b"k" }, b"", |request| {
             assert_eq!(request, Ok(Request::Get { key: b"k" }));
@@ -161,19 +153,18 @@ mod tests {
                 assert_eq!(request, Err(Status::OutOfLimits));
             });
         }
-        for (address, length, want) in [
-            (0, MAX_VALUE as u64 + 1, Status::OutOfLimits),
-            (0, u64::MAX, Status::OutOfLimits),
-            (u64::MAX, 2, Status::Malformed),
-        ] {
-            let message = PutFrom {
-                key: b"k",
-                address,
-                length,
-                rkey: 7,
+        for key in [&[][..], &[0; 1025]] {
+            let message = Commit {
+                key,
+                reservation: 1,
             };
-            with_frame(kind::PUT_FROM, &message, b"", |request| {
-                assert_eq!(request, Err(want));
+            with_frame(kind::COMMIT, &message, b"", |request| {
+                assert_eq!(request, Err(Status::OutOfLimits));
+            });
+        }
+        for length in [MAX_VALUE as u64 + 1, u64::MAX] {
+            with_frame(kind::RESERVE, &Reserve { length }, b"", |request| {
+                assert_eq!(request, Err(Status::OutOfLimits));
             });
         }
     }
@@ -193,7 +184,8 @@ mod tests {
             if let Ok(request) = parse(&frame) {
                 match request {
                     Request::Put { key, .. } | Request::Get { key } | Request::Delete { key }
-                    | Request::PutFrom { key, .. } => prop_assert!(check_key(key).is_ok()),
+                    | Request::Commit { key, .. } => prop_assert!(check_key(key).is_ok()),
+                    Request::Reserve { length } => prop_assert!(check_value(length).is_ok()),
                     Request::Unpin { .. } | Request::Stat => {}
                 }
             }

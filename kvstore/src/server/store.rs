@@ -16,7 +16,7 @@ pub type Stored = Block<Buffer<Shared>>;
 #[derive(Debug)]
 pub struct Store {
     index: Index<Buffer<Shared>>,
-    memory: Pool,
+    memory: Pool<Shared>,
     puts: AtomicU64,
     gets: AtomicU64,
     deletes: AtomicU64,
@@ -48,8 +48,8 @@ impl BlockMemory for Buffer<Shared> {
 }
 
 impl Store {
-    /// An empty store whose blocks come from `memory`: readable by peers, never deregistered in use.
-    pub fn new(memory: Pool) -> Self {
+    /// An empty store whose blocks come from `memory`: read and written by peers, never deregistered in use.
+    pub fn new(memory: Pool<Shared>) -> Self {
         Self {
             index: Index::new(),
             memory,
@@ -63,7 +63,7 @@ impl Store {
     ///
     /// # Errors
     /// The status to answer with; nothing was done.
-    pub fn room(&self, length: usize) -> Result<Buffer, Status> {
+    pub fn room(&self, length: usize) -> Result<Buffer<Shared>, Status> {
         self.memory.take(HEADER + length).map_err(|error| {
             tracing::debug!(%error, length, "no memory for a value");
             match error {
@@ -76,14 +76,14 @@ impl Store {
     /// Stores a value that is at hand.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Reply {
         match self.room(value.len()) {
-            Ok(room) => self.stored(&self.index.put(key, room.into_shared(), value)),
+            Ok(room) => self.stored(&self.index.put(key, room, value)),
             Err(status) => bare(status),
         }
     }
 
     /// Stores a value of `length` bytes that was placed in its [`room`](Self::room).
-    pub fn put_placed(&self, key: &[u8], room: Buffer, length: usize) -> Reply {
-        self.stored(&self.index.publish_placed(key, room.into_shared(), length))
+    pub fn put_placed(&self, key: &[u8], room: Buffer<Shared>, length: usize) -> Reply {
+        self.stored(&self.index.publish_placed(key, room, length))
     }
 
     fn stored(&self, block: &Stored) -> Reply {

@@ -4,17 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use mr_pool::Buffer;
-use verbs_sys::RemoteAddr;
 use wire::{ConnectionId, Endpoint, Event, OutgoingMessage, Received, SendErrorKind};
 
 use super::Shared;
 use super::request::{self, Request};
 use super::store::{self, Stored};
-use crate::block::HEADER;
 use crate::config::{INLINE_VALUE, Wait};
 use crate::device::{MESSAGE, Source};
-use crate::protocol::{Reply, Status, Value, kind};
-use crate::segments;
+use crate::protocol::{Location, Reply, Status, Value, kind};
 use crate::spin::Spin;
 
 /// One thread's share of a server.
@@ -24,18 +21,19 @@ pub struct Worker {
     wait: Wait,
     /// The block that each client was last told of by a get, kept from reuse until it has read it.
     pinned: HashMap<ConnectionId, Arc<Stored>>,
-    fetches: HashMap<u64, Fetch>,
-    next_fetch: u64,
+    /// The block that each client may be writing a value to. It is given back when the client's connection has
+    /// ended, and with it the client's access, so it is never reused under a WRITE.
+    reserved: HashMap<ConnectionId, Reserved>,
+    last_reservation: u64,
     /// A small value on its way from its block into a message.
     scratch: Vec<u8>,
 }
 
-/// A value on its way from a client's memory into its block.
-struct Fetch {
-    client: ConnectionId,
-    tag: u64,
-    key: Box<[u8]>,
+/// A block without a key yet.
+struct Reserved {
+    reservation: u64,
     length: usize,
+    room: Buffer<mr_pool::Shared>,
 }
 
 impl Worker {
@@ -45,8 +43,8 @@ impl Worker {
             shared,
             wait,
             pinned: HashMap::new(),
-            fetches: HashMap::new(),
-            next_fetch: 0,
+            reserved: HashMap::new(),
+            last_reservation: 0,
             scratch: Vec::new(),
         }
     }
@@ -72,21 +70,6 @@ impl Worker {
         match event {
             Event::Connected { peer, .. } => tracing::info!(%peer, "client connected"),
             Event::Message { conn, message } => self.serve(conn, message),
-            Event::ReadDone {
-                token,
-                result,
-                buffer,
-                ..
-            } => {
-                // After a failed READ the connection ends, and the block goes back with its buffer.
-                if let Some(fetch) = self.fetches.remove(&token)
-                    && result.is_ok()
-                {
-                    let store = &self.shared.store;
-                    let reply = store.put_placed(&fetch.key, buffer, fetch.length);
-                    self.reply(fetch.client, fetch.tag, &reply, None);
-                }
-            }
             Event::Disconnected { conn, cause } => {
                 tracing::info!(%cause, "client disconnected");
                 self.forget(conn);
@@ -112,26 +95,15 @@ impl Worker {
                 }
             },
             Ok(Request::Delete { key }) => store.delete(key),
-            Ok(Request::PutFrom {
-                key,
-                address,
-                length,
-                rkey,
-            }) => match store.room(length) {
-                Ok(room) => {
-                    let fetch = Fetch {
-                        client: conn,
-                        tag,
-                        key: key.into(),
-                        length,
-                    };
-                    let from = RemoteAddr {
-                        addr: address,
-                        rkey,
-                    };
-                    return self.fetch(fetch, room, from);
-                }
+            Ok(Request::Reserve { length }) => match store.room(length) {
+                Ok(room) => self.reserve(conn, room, length),
                 Err(status) => store::bare(status),
+            },
+            Ok(Request::Commit { key, reservation }) => match self.reserved.remove(&conn) {
+                Some(block) if block.reservation == reservation => {
+                    store.put_placed(key, block.room, block.length)
+                }
+                _ => store::bare(Status::Malformed),
             },
             Ok(Request::Unpin { version }) => {
                 if self
@@ -157,16 +129,33 @@ impl Worker {
         self.reply(conn, tag, &reply, Some(message));
     }
 
-    /// Starts to READ a value from its client.
-    fn fetch(&mut self, fetch: Fetch, room: Buffer, from: RemoteAddr) {
-        let conn = fetch.client;
-        let token = self.next_fetch;
-        self.next_fetch += 1;
-        let mut chain = Vec::new();
-        segments::append(&mut chain, HEADER..HEADER + fetch.length, from);
-        self.fetches.insert(token, fetch);
-        if let Err(error) = self.endpoint.read_chain(conn, room, &chain, token) {
-            self.close(conn, &error.kind.to_string());
+    /// Lets a client write a block. What it had reserved before is given back: requests of one connection are
+    /// executed in order, so its WRITEs there have ended.
+    fn reserve(
+        &mut self,
+        conn: ConnectionId,
+        room: Buffer<mr_pool::Shared>,
+        length: usize,
+    ) -> Reply {
+        self.last_reservation += 1;
+        let reservation = self.last_reservation;
+        let location = Location {
+            address: room.addr(),
+            version: reservation,
+            rkey: room.rkey(),
+            // Lengths are limited far below 4 GiB when the request is taken.
+            length: length as u32,
+        };
+        let reserved = Reserved {
+            reservation,
+            length,
+            room,
+        };
+        self.reserved.insert(conn, reserved);
+        Reply {
+            location,
+            status: Status::Ok,
+            cacheable: false,
         }
     }
 
@@ -228,6 +217,6 @@ impl Worker {
 
     fn forget(&mut self, conn: ConnectionId) {
         self.pinned.remove(&conn);
-        self.fetches.retain(|_, fetch| fetch.client != conn);
+        self.reserved.remove(&conn);
     }
 }
