@@ -152,6 +152,20 @@ fn remembered_locations_do_not_outlive_their_server() {
     until("a one-sided get fails", || client.get(b"key").is_err());
 }
 
+/// Whether every thread of a process waits for something to happen.
+fn is_asleep(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads
+        .map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap())
+        .all(|stat| {
+            stat.rsplit_once(')')
+                .unwrap()
+                .1
+                .trim_start()
+                .starts_with('S')
+        })
+}
+
 #[test]
 fn a_server_that_hangs_costs_the_configured_time_and_no_more() {
     for wait in [Wait::Event, Wait::Poll] {
@@ -162,6 +176,8 @@ fn a_server_that_hangs_costs_the_configured_time_and_no_more() {
         });
         client.put(b"key", b"value").unwrap();
         let pid = Pid::from_raw(server.pid() as i32).unwrap();
+        // Not in the middle of an access to our memory: whoever takes memory away waits for those to end.
+        until("the server sleeps", || is_asleep(server.pid()));
         kill_process(pid, Signal::STOP).unwrap();
         let error = client.put(b"key", &value(1, 100_000)).unwrap_err();
         assert!(matches!(error, OperationError::TimedOut { .. }), "{error}");

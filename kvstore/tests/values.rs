@@ -2,8 +2,10 @@
 
 mod common;
 
-use common::{Server, value};
-use kvstore::{INLINE_VALUE, Memory, Wait};
+use std::process::Child;
+
+use common::{Server, helped_server, helper, value};
+use kvstore::{Client, ClientConfig, INLINE_VALUE, Memory, Wait};
 
 /// Lengths where the way of a value changes, and their neighbours.
 fn lengths() -> Vec<usize> {
@@ -161,6 +163,52 @@ fn two_servers_do_not_know_each_other() {
     for i in 0..100u64 {
         assert!(*a.get(&i.to_le_bytes()).unwrap().expect("stored") == *value(i, 100));
         assert!(*b.get(&i.to_le_bytes()).unwrap().expect("stored") == *value(i + 1000, 100));
+    }
+}
+
+/// Not a test of its own: one of several client processes at work on the same keys. Every value tells its number and
+/// must be whole, whoever put it.
+#[test]
+fn one_of_many() {
+    let Some(server) = helped_server() else {
+        return;
+    };
+    const LENGTHS: [usize; 5] = [8, 400, 3000, 40_000, 1 << 20];
+    let mut client = Client::connect(server, &ClientConfig::default()).expect("connect");
+    let me = u64::from(std::process::id());
+    for step in 0..300u64 {
+        let number = me << 32 | step;
+        let length = LENGTHS[(number % 5) as usize];
+        let key = (step % 7).to_le_bytes();
+        let mut bytes = value(number, length);
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        client.put(&key, &bytes).expect("put");
+        for other in 0..7u64 {
+            let Some(found) = client.get(&other.to_le_bytes()).expect("get") else {
+                continue;
+            };
+            let number = u64::from_le_bytes(found[..8].try_into().expect("8 bytes"));
+            let whole = value(number, LENGTHS[(number % 5) as usize]);
+            assert!(found.len() == whole.len() && found[8..] == whole[8..]);
+        }
+    }
+    assert!(client.stats().one_sided_gets > 0);
+}
+
+#[test]
+fn several_client_processes_share_two_servers() {
+    let servers = [Server::start(&[]), Server::start(&["--workers", "2"])];
+    let clients: Vec<Child> = (0..6)
+        .map(|i| helper("one_of_many", servers[i % 2].address))
+        .collect();
+    for client in clients {
+        let output = client.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    for server in &servers {
+        let statistics = server.client().server_statistics().unwrap();
+        assert_eq!((statistics.keys, statistics.live_blocks), (7, 7));
+        assert_eq!(statistics.puts, 900);
     }
 }
 
