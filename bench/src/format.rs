@@ -20,7 +20,8 @@ pub fn digits(value: f64) -> String {
         0.0 => "0".to_owned(),
         magnitude if magnitude >= 99.95 => format!("{value:.0}"),
         magnitude if magnitude >= 9.995 => format!("{value:.1}"),
-        magnitude if magnitude >= 0.01 => format!("{value:.2}"),
+        magnitude if magnitude >= 0.0995 => format!("{value:.2}"),
+        magnitude if magnitude >= 0.0005 => format!("{value:.3}"),
         _ => format!("{value:.1e}"),
     }
 }
@@ -47,6 +48,7 @@ mod tests {
     fn numbers_keep_three_digits() {
         let shown = [
             0.0,
+            0.000_1,
             0.001,
             0.123_4,
             7.456,
@@ -58,7 +60,8 @@ mod tests {
             3e9,
         ];
         let expected = [
-            "0", "1.0e-3", "0.12", "7.46", "99.9", "123", "9994", "12.3 k", "2.13 M", "3.00 G",
+            "0", "1.0e-4", "0.001", "0.12", "7.46", "99.9", "123", "9994", "12.3 k", "2.13 M",
+            "3.00 G",
         ];
         assert_eq!(shown.map(short), expected);
         assert_eq!(digits(f64::NAN), "-");

@@ -56,7 +56,8 @@ pub struct Extent {
 
 impl Extent {
     /// Sized by time alone: a device in an emulated machine is a thousand times slower than the
-    /// software device.
+    /// software device. Many short rounds rather than few long ones: what disturbs a machine for a
+    /// moment then spoils a few rounds, which the medians pass over.
     pub fn new(quick: bool, software: bool) -> Self {
         let budget = |timed, wall| Budget {
             timed: Duration::from_millis(timed),
@@ -66,18 +67,18 @@ impl Extent {
             (true, true) => Self {
                 quick,
                 device: Duration::from_millis(500),
-                rounds: 3,
-                warm_up: budget(5, 20),
-                budget: budget(40, 160),
+                rounds: 5,
+                warm_up: budget(4, 16),
+                budget: budget(25, 100),
                 working_set: 16 << 20,
                 most_keys: 4096,
             },
             (false, true) => Self {
                 quick,
                 device: Duration::from_secs(2),
-                rounds: 7,
-                warm_up: budget(10, 40),
-                budget: budget(120, 480),
+                rounds: 11,
+                warm_up: budget(8, 32),
+                budget: budget(80, 320),
                 working_set: 32 << 20,
                 most_keys: 4096,
             },
