@@ -64,8 +64,8 @@ pub struct ClientConfig {
     /// Longest that one operation may take, and connecting. Default: 10 s. An operation that runs into it closes the
     /// connection, since it may or may not have been carried out.
     pub timeout: Duration,
-    /// Values of at most so many bytes travel in the request of a put; longer ones are written to the server's memory. Default:
-    /// [`INLINE_VALUE`]; more than that is cut to it.
+    /// Values of at most so many bytes travel in the request of a put; longer ones are written to the server's memory.
+    /// Default: [`INLINE_VALUE`]; more than that is cut to it.
     pub inline_value: usize,
     /// Locations remembered for one-sided gets. Default: 1,048,576.
     pub locations: usize,

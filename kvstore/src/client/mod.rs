@@ -28,10 +28,6 @@ use crate::segments;
 use link::Link;
 use locations::Locations;
 
-/// The longest value, in bytes, that is copied into a request although it already is in registered memory: from there
-/// on, a WRITE costs less than copying it into the message, out of it, and into the block.
-const INLINE_BUFFER: usize = 1024;
-
 /// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
 /// threads.
 ///
@@ -170,7 +166,7 @@ impl Client {
         key: &[u8],
         value: &mut ValueBuffer,
     ) -> Result<(), OperationError> {
-        if value.len() <= self.inline_value.min(INLINE_BUFFER) {
+        if value.len() <= self.inline_value {
             return self.put(key, value);
         }
         check_key(key)?;
