@@ -112,7 +112,7 @@ pub fn check(sh: &Shell, build: bool) -> Result<()> {
     )
 }
 
-/// Whether `answer`, lines of "name[:architecture] status", shows `package` or one instead of it.
+/// Whether `answer`, lines of `NAME[:ARCHITECTURE] STATUS`, shows `package` or one instead of it.
 fn is_installed(answer: &str, package: &Package) -> bool {
     answer
         .lines()
