@@ -7,6 +7,7 @@
 //! whose count a dead process left behind.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
 /// Takes the lock, spinning. The holder is at most one copy away from letting go.
 #[inline]
@@ -39,19 +40,33 @@ pub(super) fn renew(word: &AtomicU64) {
     fence(Ordering::SeqCst);
 }
 
-/// Waits until what runs under the word now has ended, or its process has died.
-pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) {
+/// How long an epoch may last before its holder is taken for stopped: a copy of one chunk takes less
+/// than a millisecond, whatever else the machine does.
+const STOPPED_AFTER: Duration = Duration::from_secs(2);
+
+/// Waits until what runs under the word now has ended, or its process has died. `false`: the process
+/// lives and does not move (a debugger or SIGSTOP holds it), and when it goes on it will end what it
+/// was at.
+#[must_use]
+pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) -> bool {
     let epoch = word.load(Ordering::SeqCst);
     if epoch & 1 == 0 {
-        return;
+        return true;
     }
     let mut spins = 0u32;
+    let mut since = None;
     while word.load(Ordering::Acquire) == epoch {
         relax(&mut spins);
-        if spins > 1_000 && spins.is_multiple_of(64) && dead() {
-            return;
+        if spins > 1_000 && spins.is_multiple_of(64) {
+            if dead() {
+                return true;
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() > STOPPED_AFTER {
+                return false;
+            }
         }
     }
+    true
 }
 
 /// Spins politely: after a while the holder has surely lost its core, so give it ours.
@@ -62,5 +77,47 @@ pub(super) fn relax(spins: &mut u32) {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_ends_when_the_epoch_changes_or_its_holder_is_gone_or_stopped() {
+        let word = AtomicU64::new(0);
+        assert!(quiesce(&word, || false), "nobody is at it");
+        lock(&word);
+        assert!(quiesce(&word, || true), "the holder is dead");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| quiesce(&word, || false));
+            while !waiter.is_finished() {
+                renew(&word);
+            }
+            assert!(waiter.join().unwrap(), "another epoch is enough");
+        });
+        assert!(!quiesce(&word, || false), "the holder is stopped");
+        unlock(&word);
+        assert!(quiesce(&word, || false));
+    }
+
+    #[test]
+    fn the_lock_excludes() {
+        let word = AtomicU64::new(0);
+        let inside = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        lock(&word);
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                        unlock(&word);
+                    }
+                });
+            }
+        });
+        assert_eq!(word.load(Ordering::Relaxed), 60_000);
     }
 }

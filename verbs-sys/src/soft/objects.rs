@@ -181,19 +181,24 @@ pub(super) unsafe fn reg_mr(
     }))
 }
 
-/// Returns when no operation in flight can touch the range any more.
+/// Returns when no operation in flight can touch the range any more. `EBUSY`: a stopped peer process
+/// is in the middle of one that may. The key is dead already; call again to have the rest.
 pub(super) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
-    // SAFETY: see above; it is deregistered once.
-    let mr = unsafe { Box::from_raw(handle.cast::<Mr>()) }.mr;
+    // SAFETY: see above.
+    let mr = unsafe { &*handle.cast::<Mr>() }.mr;
     // SAFETY: a region's context outlives it.
     if let Ok(process) = unsafe { context(mr.context) }.process() {
         process.keys.revoke(&process.info().keys, mr.lkey);
-        process.quiesce();
+        if let Err(error) = process.quiesce() {
+            return error.raw_os_error();
+        }
         process.keys.recycle(mr.lkey);
         process
             .pinned
             .fetch_sub(mr.length as u64, Ordering::Relaxed);
     }
+    // SAFETY: see above; it is freed once, since the call succeeds.
+    drop(unsafe { Box::from_raw(handle.cast::<Mr>()) });
     // SAFETY: a region's domain outlives it.
     unsafe { &*mr.pd.cast::<Pd>() }
         .children
@@ -353,13 +358,16 @@ pub(super) unsafe fn query_qp(
 }
 
 pub(super) unsafe fn destroy_qp(handle: *mut ibv_qp) -> c_int {
-    // SAFETY: the handle is the reference that `create_qp` gave out.
-    let qp = unsafe { Arc::from_raw(handle.cast::<Qp>().cast_const()) };
-    qp.destroy();
+    // SAFETY: see above.
+    if let Err(error) = unsafe { qp(handle) }.destroy() {
+        return error.raw_os_error();
+    }
     // SAFETY: written at creation only; a queue pair's domain outlives it.
     unsafe { &*(*handle).pd.cast::<Pd>() }
         .children
         .fetch_sub(1, Ordering::Release);
+    // SAFETY: the handle is the reference that `create_qp` gave out.
+    drop(unsafe { Arc::from_raw(handle.cast::<Qp>().cast_const()) });
     0
 }
 

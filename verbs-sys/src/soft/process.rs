@@ -191,12 +191,16 @@ impl Process {
 
     /// Waits until no queue pair, ours or a peer's connected to ours, executes a request that began
     /// before the call.
-    pub(super) fn quiesce(&self) {
+    ///
+    /// # Errors
+    /// `EBUSY` if a peer's process is stopped in the middle of one.
+    pub(super) fn quiesce(&self) -> Result<(), Errno> {
         let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
         for qp in qps.values() {
             qp.quiesce_own();
-            qp.quiesce_peer();
+            qp.quiesce_peer()?;
         }
+        Ok(())
     }
 
     /// As [`quiesce`](Self::quiesce), for this process's own queue pairs only.
@@ -298,8 +302,15 @@ impl Process {
 }
 
 /// Waits for a peer's word, giving up when its process has ended.
-pub(super) fn quiesce_peer_word(word: &AtomicU64, peer: &Peer) {
-    epoch::quiesce(word, || peer.has_exited());
+///
+/// # Errors
+/// `EBUSY` if its process is stopped.
+pub(super) fn quiesce_peer_word(word: &AtomicU64, peer: &Peer) -> Result<(), Errno> {
+    if epoch::quiesce(word, || peer.has_exited()) {
+        return Ok(());
+    }
+    tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
+    Err(Errno::BUSY)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -148,12 +148,16 @@ impl Qp {
     }
 
     /// ibv_destroy_qp(3): returns when no peer executes a request on it any more.
-    pub(super) fn destroy(&self) {
-        self.reset(Readiness::Gone);
+    ///
+    /// # Errors
+    /// `EBUSY` if a stopped peer does; the queue pair is then in RESET.
+    pub(super) fn destroy(&self) -> Result<(), Errno> {
+        self.reset(Readiness::Gone)?;
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.process.remove_qp(self.qpn);
         self.process.qp_indices.give(qpn_index(self.qpn) as u32);
+        Ok(())
     }
 
     #[inline]
@@ -220,19 +224,25 @@ impl Qp {
 
     /// Waits until our own requester and responder have left what they were in.
     pub(super) fn quiesce_own(&self) {
-        epoch::quiesce(&self.info().sq_epoch.0, || false);
-        epoch::quiesce(&self.info().rq_epoch.0, || false);
+        for word in [&self.info().sq_epoch.0, &self.info().rq_epoch.0] {
+            // Our own threads are stopped only when we are.
+            while !epoch::quiesce(word, || false) {}
+        }
     }
 
     /// Waits until the peer connected to this queue pair has left what it was in.
-    pub(super) fn quiesce_peer(&self) {
+    ///
+    /// # Errors
+    /// `EBUSY` if its process is stopped in the middle of it.
+    pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
         let Some(link) = self.shared_link() else {
-            return;
+            return Ok(());
         };
         if let Via::Shm(peer) = &link.via {
-            process::quiesce_peer_word(&link.info().sq_epoch.0, peer);
-            process::quiesce_peer_word(&link.info().rq_epoch.0, peer);
+            process::quiesce_peer_word(&link.info().sq_epoch.0, peer)?;
+            process::quiesce_peer_word(&link.info().rq_epoch.0, peer)?;
         }
+        Ok(())
     }
 
     /// Whether requests wait for something other than a poll of ours.

@@ -46,11 +46,11 @@ impl Qp {
         match (current, next) {
             (_, IBV_QPS_RESET) => {
                 control.attr = ibv_qp_attr::zeroed();
-                self.reset(Readiness::NotYet);
+                self.reset(Readiness::NotYet)?;
             }
             (_, IBV_QPS_ERR) => {
                 control.attr = attr;
-                self.fail_all();
+                self.fail_all()?;
             }
             (IBV_QPS_INIT, IBV_QPS_RTR) => {
                 control.attr = attr;
@@ -70,7 +70,7 @@ impl Qp {
                 if mask & IBV_QP_ACCESS_FLAGS != 0 {
                     // What began under the old flags ends before this returns.
                     self.quiesce_own();
-                    self.quiesce_peer();
+                    self.quiesce_peer()?;
                 }
             }
         }
@@ -124,11 +124,14 @@ impl Qp {
     }
 
     /// Back to RESET: both queues empty, their completions gone, the connection cut.
-    pub(super) fn reset(&self, readiness: Readiness) {
+    ///
+    /// # Errors
+    /// `EBUSY` if a stopped peer is in the middle of a request; it can be tried again.
+    pub(super) fn reset(&self, readiness: Readiness) -> Result<(), Errno> {
         self.acknowledge_behind_answer();
         self.state.store(IBV_QPS_RESET, Ordering::Release);
         self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
-        self.quiesce_peer();
+        self.quiesce_peer()?;
         let mut link = None;
         self.send_cq.exclusively(&self.recv_cq, || {
             self.exclusively(|| {
@@ -148,19 +151,20 @@ impl Qp {
             link.kick();
             self.process.nudge_later();
         }
+        Ok(())
     }
 
     /// To ERR: what is queued on either side is flushed.
-    fn fail_all(&self) {
+    fn fail_all(&self) -> Result<(), Errno> {
         self.acknowledge_behind_answer();
         self.enter_error();
         self.flush_sends_now();
         self.flush_recvs();
-        self.quiesce_peer();
         if let Some(link) = self.shared_link() {
             link.kick();
             self.process.nudge_later();
         }
+        self.quiesce_peer()
     }
 
     fn exclusively(&self, act: impl FnOnce()) {
