@@ -173,7 +173,7 @@ pub struct PathOptions {
 }
 
 impl Default for PathOptions {
-    /// Port 1, GID index 0, 16 READs, about 67 ms between 7 repetitions, waiting for receives for
+    /// Port 1, GID index 0, 16 READs, about 67 ms between 6 repetitions, waiting for receives for
     /// ever.
     fn default() -> Self {
         Self {
@@ -185,7 +185,8 @@ impl Default for PathOptions {
             max_rd_atomic: 16,
             min_rnr_timer: 12,
             timeout: 14,
-            retry_cnt: 7,
+            // rdma_rxe takes 7 for ever, and would never notice that a peer is gone.
+            retry_cnt: 6,
             rnr_retry: 7,
         }
     }

@@ -11,6 +11,8 @@ use crate::support::{
 fn hasty() -> QpSetup {
     QpSetup {
         timeout: 10,
+        // rdma_rxe takes 7 for ever.
+        retry_cnt: 5,
         ..QpSetup::default()
     }
 }

@@ -281,6 +281,7 @@ pub struct QpSetup {
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
     pub timeout: u8,
+    pub retry_cnt: u8,
 }
 
 impl Default for QpSetup {
@@ -297,6 +298,7 @@ impl Default for QpSetup {
             min_rnr_timer: 1,
             // A second: emulated machines are slow, and nothing here depends on it.
             timeout: 18,
+            retry_cnt: 7,
         }
     }
 }
@@ -308,6 +310,7 @@ impl QpSetup {
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,
             timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
             ..PathOptions::default()
         }
     }
