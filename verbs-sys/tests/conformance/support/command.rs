@@ -225,7 +225,7 @@ impl Recv {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     pub errno: i32,
-    /// Index in the list of the first request not posted.
+    /// Index in the list of the first request not posted; anything if the device names none.
     pub index: usize,
 }
 

@@ -382,8 +382,7 @@ fn post_send(qp: &QueuePair, list: &[Request]) -> Result<(), Refused> {
     let result = unsafe { qp.post_send(first) };
     result.map_err(|error| Refused {
         errno: error.source.raw_os_error().unwrap_or(0),
-        // SAFETY: the device names a request of the list.
-        index: unsafe { error.bad_wr.offset_from(first) } as usize,
+        index: error.bad_wr.addr().wrapping_sub(first.addr()) / size_of::<ffi::ibv_send_wr>(),
     })
 }
 
@@ -441,8 +440,7 @@ fn post_recv(qp: &QueuePair, list: &[Recv]) -> Result<(), Refused> {
     let result = unsafe { qp.post_recv(first) };
     result.map_err(|error| Refused {
         errno: error.source.raw_os_error().unwrap_or(0),
-        // SAFETY: the device names a request of the list.
-        index: unsafe { error.bad_wr.offset_from(first) } as usize,
+        index: error.bad_wr.addr().wrapping_sub(first.addr()) / size_of::<ffi::ibv_recv_wr>(),
     })
 }
 
