@@ -85,9 +85,9 @@ impl Extent {
             (true, false) => Self {
                 quick,
                 device: Duration::from_millis(500),
-                rounds: 3,
-                warm_up: budget(50, 100),
-                budget: budget(300, 600),
+                rounds: 7,
+                warm_up: budget(20, 40),
+                budget: budget(120, 300),
                 working_set: 4 << 20,
                 most_keys: 256,
             },
