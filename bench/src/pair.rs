@@ -14,6 +14,12 @@ use crate::workload::Workload;
 /// The environment variable that makes the software device charge for registrations.
 const REGISTRATION_COST: &str = "VERBS_SOFT_REGISTRATION_COST";
 
+/// The environment variable that fixes the size from which glibc takes an allocation from the
+/// system and gives it back when it is freed, as its default is at the start. Left alone, glibc
+/// raises it with the first large buffer freed, and hands the same warm pages out again: the
+/// buffers of register-per-op would not be fresh.
+const MMAP_THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
+
 /// A server and its client, each a process.
 pub(crate) struct Pair {
     pub(crate) variant: Variant,
@@ -28,24 +34,18 @@ impl Pair {
         options: &Options,
         processors: Option<Processors>,
     ) -> Result<Self> {
-        let cost = match variant.mode {
-            Mode::RegisterPerOpModelled => Some("published"),
-            Mode::RegisterPerOp | Mode::Pooled => None,
-        };
-        let memory = match variant.mode {
-            Mode::Pooled => "pooled",
-            Mode::RegisterPerOp | Mode::RegisterPerOpModelled => "per-operation",
-        };
+        let pooled = variant.mode == Mode::Pooled;
+        let modelled = variant.mode == Mode::RegisterPerOpModelled;
+        let environment = [
+            (REGISTRATION_COST, modelled.then_some("published")),
+            (MMAP_THRESHOLD, (!pooled).then_some("131072")),
+        ];
+        let memory = if pooled { "pooled" } else { "per-operation" };
         let start = |role: &str, wait: Wait, processor| {
             let name = format!("{role} ({}, {})", variant.mode.name(), variant.wait.name());
             let mut arguments = role_arguments(role, options, processor);
             arguments.extend(["--wait", wait.name(), "--memory", memory].map(str::to_owned));
-            Worker::start(
-                &options.program,
-                &name,
-                arguments,
-                &[(REGISTRATION_COST, cost)],
-            )
+            Worker::start(&options.program, &name, arguments, &environment)
         };
         let server_processor = processors.map(|both| both.server);
         let mut server = start("server", variant.wait, server_processor)?;

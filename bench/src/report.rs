@@ -11,7 +11,7 @@ use crate::statistics::median;
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// The founding behaviour: a fresh buffer allocated, registered, used, deregistered and freed
-    /// for each operation, on both sides.
+    /// by the client for each operation.
     RegisterPerOp,
     /// Memory registered once and handed out by the pool.
     Pooled,
@@ -320,7 +320,7 @@ impl Limit {
 pub fn legend() -> Vec<String> {
     [
         "mb_per_s: 1e6 value bytes per second of one synchronous client; ops_per_s likewise; medians over the rounds",
-        "mode register-per-op: both sides allocate, register, use, deregister and free a fresh buffer for each operation",
+        "mode register-per-op: the client allocates, registers, uses, deregisters and frees a fresh buffer for each operation; buffers of 128 KiB and more are fresh from the system each time (glibc's mmap threshold, kept at its first value), smaller ones are recycled by the allocator",
         "mode pooled: memory registered once, handed out by the pool",
         "mode register-per-op-modelled: a model, not a measurement of hardware: the software device charges each registration what was published for a NIC",
         "op put: the value was written by its maker into registered memory, taken and given back within the time; op put-copied: from the caller's own memory, copied on its way",
