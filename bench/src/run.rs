@@ -85,7 +85,7 @@ impl Extent {
             (true, false) => Self {
                 quick,
                 device: Duration::from_millis(500),
-                rounds: 7,
+                rounds: 5,
                 warm_up: budget(20, 40),
                 budget: budget(120, 300),
                 working_set: 4 << 20,
