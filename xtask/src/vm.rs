@@ -34,7 +34,7 @@ pub struct Vm {
     #[arg(long, value_name = "N", default_value_t = 2)]
     cpus: u32,
     /// Minutes its work may take before the guest is stopped
-    #[arg(long, value_name = "MINUTES", default_value_t = 45)]
+    #[arg(long, value_name = "MINUTES", default_value_t = 60)]
     timeout: u64,
     /// Print the Debian packages this command needs, one a line, and do nothing else
     #[arg(long)]
@@ -98,9 +98,9 @@ impl Vm {
             cpus: self.cpus,
             home: folder.join("home"),
         };
-        machine.run(sh, &results, &steps, limit)?;
+        let status = machine.run(sh, &results, &steps, limit)?;
 
-        let outcomes = guest::read_outcomes(&results)?;
+        let outcomes = guest::read_outcomes(&results, status)?;
         report(&outcomes);
         let failed = outcomes.iter().find(|outcome| outcome.status != 0);
         Ok(ExitCode::from(failed.map_or(0, |outcome| outcome.status)))

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -56,10 +56,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Boots, runs the script in `results`, shows the logs of `steps` as they grow, and returns when
-    /// the machine is off. It is switched off when `limit` for the steps, and the time a boot may
+    /// Boots, runs the script in `results`, shows the logs of `steps` as they grow, and returns the
+    /// launcher's exit status when the machine is off. It is switched off when `limit` for the steps, and the time a boot may
     /// take, are over.
-    pub fn run(&self, sh: &Shell, results: &Path, steps: &[Step], limit: Duration) -> Result<()> {
+    pub fn run(
+        &self,
+        sh: &Shell,
+        results: &Path,
+        steps: &[Step],
+        limit: Duration,
+    ) -> Result<ExitStatus> {
         sh.create_dir(&self.home)?;
         let pid_file = results.join("qemu.pid");
         let console = results.join(guest::CONSOLE);
@@ -76,10 +82,10 @@ impl Machine {
         let began = Instant::now();
         let mut logs = Logs::new(results, steps);
         loop {
-            let ended = child.try_wait()?.is_some();
+            let ended = child.try_wait()?;
             let started = logs.show()?;
-            if ended {
-                return Ok(());
+            if let Some(status) = ended {
+                return Ok(status);
             }
             let elapsed = began.elapsed();
             if elapsed > BOOT_LIMIT + limit || (!started && elapsed > BOOT_LIMIT) {
@@ -122,6 +128,11 @@ impl Machine {
             .arg(&self.kernel)
             .arg(format!("--rwdir={}", results.display()))
             .arg(format!("--qemu-opts=-pidfile {}", pid_file.display()))
+            // A guest that crashes beyond saying so leaves its registers.
+            .arg(format!(
+                "--qemu-opts=-d cpu_reset -D {}",
+                results.join("emulator.log").display()
+            ))
             .arg("--exec")
             .arg(results.join(guest::SCRIPT));
         Ok(command)

@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -136,15 +137,16 @@ fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Reads how the steps ended, once the guest is off.
-pub fn read_outcomes(results: &Path) -> Result<Vec<Outcome>> {
+/// Reads how the steps ended, once the guest is off; `status` is the launcher's.
+pub fn read_outcomes(results: &Path, status: ExitStatus) -> Result<Vec<Outcome>> {
     if !results.join("done").exists() {
         let console = fs::read(results.join(CONSOLE)).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
         let lines: Vec<&str> = console.lines().collect();
         let last = &lines[lines.len().saturating_sub(10)..];
         bail!(
-            "the guest went down before it was done; its logs are in {}, and its console ended:\n{}",
+            "the guest went down before it was done ({status}); its logs are in {}, and its console \
+             ended:\n{}",
             results.display(),
             last.join("\n")
         );
