@@ -45,8 +45,7 @@ pub struct Put<'a> {
     pub key: &'a [u8],
 }
 
-/// Asks for a block to WRITE a value to. The location in the reply is the client's to write, value behind header,
-/// until its next [`Reserve`], its [`Commit`], or its end; the version names the reservation.
+/// Asks for a block to WRITE a value to, which the reply brings as [`Reply::reserved`].
 #[derive(Archive, Debug, Serialize)]
 pub struct Reserve {
     /// Bytes of the value.
@@ -59,8 +58,13 @@ pub struct Commit<'a> {
     /// The key.
     #[rkyv(with = InlineAsBox)]
     pub key: &'a [u8],
-    /// The version in the reply to [`Reserve`].
+    /// The version of [`Reply::reserved`].
     pub reservation: u64,
+    /// Bytes of the value; not more than were reserved.
+    pub length: u64,
+    /// Whether to reserve as much again: the reply then brings the next block, if there is room, and a client that
+    /// goes on putting values of a size asks only once.
+    pub again: bool,
 }
 
 /// Asks for a value.
@@ -148,10 +152,13 @@ impl From<&ArchivedLocation> for Location {
 /// The end of a put, a delete, or a get of a large value.
 #[derive(Archive, Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Reply {
-    /// Where the value is now, or [`Location::NONE`]; after a reservation, where to write it.
+    /// Where the value is now, or [`Location::NONE`].
     ///
     /// After a get the block is pinned: it stays intact until [`Unpin`], the client's next [`Get`], or its end.
     pub location: Location,
+    /// A block that is the client's to write, value behind header, or [`Location::NONE`]: until its next [`Reserve`],
+    /// its [`Commit`], or its end. Its version names the reservation.
+    pub reserved: Location,
     /// How it ended.
     pub status: Status,
     /// Whether the location may be kept and read later. What is read then must be verified, but the memory can be

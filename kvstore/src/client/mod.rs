@@ -28,6 +28,16 @@ use crate::segments;
 use link::Link;
 use locations::Locations;
 
+/// The longest block, in bytes, that a client keeps reserved between two puts: what it may cost the server for each
+/// idle client, and small beside what copying a longer value takes.
+const RESERVED_AHEAD: usize = 1 << 20;
+
+/// Whether a reserved block is right for a value: long enough, and little of it wasted.
+fn suits(block: &Location, length: usize) -> bool {
+    let room = block.length as usize;
+    length <= room && room - length <= room / 8 + 64
+}
+
 /// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
 /// threads.
 ///
@@ -38,6 +48,10 @@ pub struct Client {
     values: Pool,
     messages: Pool,
     locations: Locations,
+    /// The block of the server that the next long value may be written to.
+    reserved: Option<Location>,
+    /// Whether to hold one between operations.
+    reserves_ahead: bool,
     inline_value: usize,
     counts: Counts,
     /// Bytes to start with when the next typed value is encoded.
@@ -95,6 +109,9 @@ impl Client {
             values,
             messages,
             locations: Locations::new(config.locations),
+            reserved: None,
+            // The other way to have memory keeps nothing from one operation to the next.
+            reserves_ahead: config.memory == Memory::Pooled,
             inline_value,
             counts: Counts::default(),
             typed_guess: 1024,
@@ -274,17 +291,10 @@ impl Client {
     fn put_written(&mut self, key: &[u8], value: &mut ValueBuffer) -> Result<(), OperationError> {
         self.counts.written_puts += 1;
         let length = value.len();
-        let request = Reserve {
-            length: length as u64,
+        let block = match self.reserved.take().filter(|block| suits(block, length)) {
+            Some(block) => block,
+            None => self.reserve(length)?,
         };
-        let reply = self
-            .link
-            .request(|message, number| message.encode(kind::RESERVE, number, &request))?;
-        let (status, block, _) = self.reply(&reply)?;
-        if status != Status::Ok {
-            return Err(self.refused(status, length));
-        }
-        drop(reply);
         let remote = RemoteAddr {
             addr: block.address + HEADER as u64,
             rkey: block.rkey,
@@ -304,11 +314,30 @@ impl Client {
         let request = Commit {
             key,
             reservation: block.version,
+            length: length as u64,
+            again: self.reserves_ahead && block.length as usize <= RESERVED_AHEAD,
         };
         let reply = self
             .link
             .request(|message, number| message.encode(kind::COMMIT, number, &request))?;
         self.finish_put(key, length, &reply)
+    }
+
+    fn reserve(&mut self, length: usize) -> Result<Location, OperationError> {
+        let request = Reserve {
+            length: length as u64,
+        };
+        let reply = self
+            .link
+            .request(|message, number| message.encode(kind::RESERVE, number, &request))?;
+        let (status, ..) = self.reply(&reply)?;
+        if status != Status::Ok {
+            return Err(self.refused(status, length));
+        }
+        match self.reserved.take() {
+            Some(block) if block.length as usize >= length => Ok(block),
+            _ => Err(self.link.broken("a reservation without a block".into())),
+        }
     }
 
     #[inline]
@@ -436,8 +465,15 @@ impl Client {
             Ok(ArchivedReply {
                 status,
                 location,
+                reserved,
                 cacheable,
-            }) => Ok((Status::from(*status), location.into(), *cacheable)),
+            }) => {
+                let reserved = Location::from(reserved);
+                if reserved != Location::NONE {
+                    self.reserved = Some(reserved);
+                }
+                Ok((Status::from(*status), location.into(), *cacheable))
+            }
             Err(error) => Err(self.link.broken(error.to_string())),
         }
     }

@@ -13,7 +13,12 @@ pub enum Request<'a> {
     /// Answer with a block for the client to write.
     Reserve { length: usize },
     /// Store what the client wrote.
-    Commit { key: &'a [u8], reservation: u64 },
+    Commit {
+        key: &'a [u8],
+        reservation: u64,
+        length: usize,
+        again: bool,
+    },
     /// Answer with the value or its location.
     Get { key: &'a [u8] },
     /// Remove the key.
@@ -46,9 +51,12 @@ pub fn parse<'a>(frame: &Frame<'a>) -> Result<Request<'a>, Status> {
         }
         kind::COMMIT => {
             let commit = view::<Commit<'_>>(frame).map_err(malformed)?;
+            let length = commit.length.to_native();
             Request::Commit {
                 key: &commit.key,
                 reservation: commit.reservation.to_native(),
+                length: usize::try_from(length).map_err(|_| Status::OutOfLimits)?,
+                again: commit.again,
             }
         }
         kind::GET => Request::Get {
@@ -73,7 +81,11 @@ pub fn parse<'a>(frame: &Frame<'a>) -> Result<Request<'a>, Status> {
             check_value(value.len()).map_err(out_of_limits)?;
         }
         Request::Reserve { length } => check_value(length).map_err(out_of_limits)?,
-        Request::Get { key } | Request::Delete { key } | Request::Commit { key, .. } => {
+        Request::Commit { key, length, .. } => {
+            check_key(key).map_err(out_of_limits)?;
+            check_value(length).map_err(out_of_limits)?;
+        }
+        Request::Get { key } | Request::Delete { key } => {
             check_key(key).map_err(out_of_limits)?;
         }
         Request::Unpin { .. } | Request::Stat => {}
@@ -121,10 +133,17 @@ mod tests {
         let message = Commit {
             key: b"k",
             reservation: 7,
+            length: 9,
+            again: true,
         };
         with_frame(kind::COMMIT, &message, b"", |request| {
-            let (key, reservation) = (&b"k"[..], 7);
-            assert_eq!(request, Ok(Request::Commit { key, reservation }));
+            let want = Request::Commit {
+                key: b"k",
+                reservation: 7,
+                length: 9,
+                again: true,
+            };
+            assert_eq!(request, Ok(want));
         });
         with_frame(kind::GET, &Get { key: b"k" }, b"", |request| {
             assert_eq!(request, Ok(Request::Get { key: b"k" }));
@@ -157,6 +176,8 @@ mod tests {
             let message = Commit {
                 key,
                 reservation: 1,
+                length: 1,
+                again: false,
             };
             with_frame(kind::COMMIT, &message, b"", |request| {
                 assert_eq!(request, Err(Status::OutOfLimits));

@@ -133,6 +133,7 @@ impl Store {
 pub fn bare(status: Status) -> Reply {
     Reply {
         location: Location::NONE,
+        reserved: Location::NONE,
         status,
         cacheable: false,
     }
@@ -142,6 +143,7 @@ pub fn bare(status: Status) -> Reply {
 pub fn located(block: &Stored) -> Reply {
     Reply {
         location: block.location(),
+        reserved: Location::NONE,
         status: Status::Ok,
         cacheable: block.is_cacheable(),
     }

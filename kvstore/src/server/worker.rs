@@ -80,10 +80,9 @@ impl Worker {
 
     fn serve(&mut self, conn: ConnectionId, message: Received) {
         let tag = message.tag();
-        let store = &self.shared.store;
         let reply = match request::parse(&message.frame()) {
-            Ok(Request::Put { key, value }) => store.put(key, value),
-            Ok(Request::Get { key }) => match store.get(key) {
+            Ok(Request::Put { key, value }) => self.shared.store.put(key, value),
+            Ok(Request::Get { key }) => match self.shared.store.get(key) {
                 None => store::bare(Status::NotFound),
                 Some(block) if block.length() <= INLINE_VALUE => {
                     return self.reply_value(conn, tag, &block);
@@ -94,14 +93,27 @@ impl Worker {
                     reply
                 }
             },
-            Ok(Request::Delete { key }) => store.delete(key),
-            Ok(Request::Reserve { length }) => match store.room(length) {
-                Ok(room) => self.reserve(conn, room, length),
+            Ok(Request::Delete { key }) => self.shared.store.delete(key),
+            Ok(Request::Reserve { length }) => match self.reserve(conn, length) {
+                Ok(reserved) => Reply {
+                    reserved,
+                    ..store::bare(Status::Ok)
+                },
                 Err(status) => store::bare(status),
             },
-            Ok(Request::Commit { key, reservation }) => match self.reserved.remove(&conn) {
-                Some(block) if block.reservation == reservation => {
-                    store.put_placed(key, block.room, block.length)
+            Ok(Request::Commit {
+                key,
+                reservation,
+                length,
+                again,
+            }) => match self.reserved.remove(&conn) {
+                Some(block) if block.reservation == reservation && length <= block.length => {
+                    let reply = self.shared.store.put_placed(key, block.room, length);
+                    let next = again.then(|| self.reserve(conn, block.length));
+                    Reply {
+                        reserved: next.and_then(Result::ok).unwrap_or(Location::NONE),
+                        ..reply
+                    }
                 }
                 _ => store::bare(Status::Malformed),
             },
@@ -131,12 +143,8 @@ impl Worker {
 
     /// Lets a client write a block. What it had reserved before is given back: requests of one connection are
     /// executed in order, so its WRITEs there have ended.
-    fn reserve(
-        &mut self,
-        conn: ConnectionId,
-        room: Buffer<mr_pool::Shared>,
-        length: usize,
-    ) -> Reply {
+    fn reserve(&mut self, conn: ConnectionId, length: usize) -> Result<Location, Status> {
+        let room = self.shared.store.room(length)?;
         self.last_reservation += 1;
         let reservation = self.last_reservation;
         let location = Location {
@@ -152,11 +160,7 @@ impl Worker {
             room,
         };
         self.reserved.insert(conn, reserved);
-        Reply {
-            location,
-            status: Status::Ok,
-            cacheable: false,
-        }
+        Ok(location)
     }
 
     fn reply_value(&mut self, conn: ConnectionId, tag: u64, block: &Stored) {
