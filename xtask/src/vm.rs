@@ -144,7 +144,6 @@ fn default_steps(workspace: &Workspace, results: &Path) -> Result<Vec<Step>> {
         command: command.map(str::to_owned).to_vec(),
         limit: Duration::from_secs(15 * 60),
     });
-    guest::number_duplicates(&mut steps);
     Ok(steps)
 }
 

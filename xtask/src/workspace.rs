@@ -25,7 +25,7 @@ pub struct Workspace {
 pub struct TestBinary {
     /// The package it tests.
     pub package: String,
-    /// The cargo target: the library, the program or the file under `tests/`.
+    /// The file under `tests/`; `lib` or `bin` for the tests inside the library or the program.
     pub name: String,
     /// What to execute.
     pub executable: PathBuf,
@@ -124,12 +124,14 @@ fn test_binaries(messages: &str) -> Result<Vec<TestBinary>> {
         let package = directory
             .file_name()
             .with_context(|| format!("cargo names no folder for {executable}"))?;
+        let target = &message["target"];
+        let name = match target["kind"][0].as_str() {
+            Some("test") => target["name"].as_str(),
+            kind => kind,
+        };
         found.push(TestBinary {
             package: package.to_string_lossy().into_owned(),
-            name: message["target"]["name"]
-                .as_str()
-                .unwrap_or("unnamed")
-                .to_owned(),
+            name: name.context("cargo names no target")?.to_owned(),
             executable: executable.into(),
             directory: directory.to_owned(),
         });
@@ -147,13 +149,15 @@ mod tests {
             {"reason":"build-script-executed"}
 {"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a"},"profile":{"test":false},"executable":null}
 {"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"tool"},"profile":{"test":false},"executable":"/t/tool"}
-{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"flow"},"profile":{"test":true},"executable":"/t/flow-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"kind":["test"],"name":"flow"},"profile":{"test":true},"executable":"/t/flow-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"kind":["lib"],"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}
 {"reason":"build-finished","success":true}
 "#;
         let found = test_binaries(messages).expect("valid messages");
-        let [flow] = found.as_slice() else {
-            panic!("one test executable, not {}", found.len());
+        let [flow, lib] = found.as_slice() else {
+            panic!("two test executables, not {}", found.len());
         };
+        assert_eq!((lib.package.as_str(), lib.name.as_str()), ("a", "lib"));
         assert_eq!((flow.package.as_str(), flow.name.as_str()), ("a", "flow"));
         assert_eq!(flow.executable, Path::new("/t/flow-1"));
         assert_eq!(flow.directory, Path::new("/w/a"));

@@ -54,23 +54,6 @@ pub struct Outcome {
     pub seconds: u64,
 }
 
-/// Tells steps of the same name (a library and a program of one package) apart.
-pub fn number_duplicates(steps: &mut [Step]) {
-    for index in 0..steps.len() {
-        let (before, rest) = steps.split_at_mut(index);
-        let step = &mut rest[0];
-        let same = before
-            .iter()
-            .filter(|other| {
-                other.name == step.name || other.name.starts_with(&format!("{}.", step.name))
-            })
-            .count();
-        if same > 0 {
-            step.name = format!("{}.{}", step.name, same + 1);
-        }
-    }
-}
-
 const PROLOGUE: &str = r#"# Written by `cargo xtask vm`; runs as root in the guest.
 exec >guest.log 2>&1 </dev/null
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -184,19 +167,6 @@ mod tests {
     fn words_reach_the_command_unchanged() {
         let text = script(Path::new("/out"), &[step("s", &["echo", "it's", "$HOME"])]);
         assert!(text.contains(r"step 's' '/a b' 60 'echo' 'it'\''s' '$HOME'"));
-    }
-
-    #[test]
-    fn equal_names_are_numbered() {
-        let mut steps = [
-            step("a", &[]),
-            step("b", &[]),
-            step("a", &[]),
-            step("a", &[]),
-        ];
-        number_duplicates(&mut steps);
-        let names: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();
-        assert_eq!(names, ["a", "b", "a.2", "a.3"]);
     }
 
     #[test]
