@@ -65,7 +65,7 @@ pub struct ClientConfig {
     /// connection, since it may or may not have been carried out.
     pub timeout: Duration,
     /// Values of at most so many bytes travel in the request of a put; longer ones are written to the server's memory.
-    /// Default: [`INLINE_VALUE`]; more than that is cut to it.
+    /// Default: 1024; more than [`INLINE_VALUE`] is cut to it.
     pub inline_value: usize,
     /// Locations remembered for one-sided gets. Default: 1,048,576.
     pub locations: usize,
@@ -73,6 +73,10 @@ pub struct ClientConfig {
 
 /// The longest value, in bytes, that travels in a message.
 pub const INLINE_VALUE: usize = 4096;
+
+/// The longest value, in bytes, that a put sends in its request unless told otherwise: a longer one costs more to copy
+/// through the message than to WRITE to a block that came with an earlier reply.
+const INLINE_PUT: usize = 1024;
 
 impl Default for ClientConfig {
     fn default() -> Self {
@@ -82,7 +86,7 @@ impl Default for ClientConfig {
             memory: Memory::default(),
             ceiling: 1 << 30,
             timeout: Duration::from_secs(10),
-            inline_value: INLINE_VALUE,
+            inline_value: INLINE_PUT,
             locations: 1 << 20,
         }
     }

@@ -9,10 +9,11 @@ use kvstore::{Client, ClientConfig, INLINE_VALUE, Memory, Wait};
 
 /// Lengths where the way of a value changes, and their neighbours.
 fn lengths() -> Vec<usize> {
-    // The end of checksums, of values in messages, and of pooled memory (with and without the header of a block).
+    // The end of checksums, of values in requests, of values in replies, and of pooled memory (with and without the header of a block).
     let edges = [
         0,
         512,
+        1024,
         INLINE_VALUE,
         (8 << 20) - 64,
         (8 << 20) - 32,
@@ -62,7 +63,16 @@ fn every_way_to_put_stores_the_same() {
             config.memory = memory;
             config.inline_value = inline_value;
         });
-        for length in [0, 1, 128, INLINE_VALUE, INLINE_VALUE + 1, 300_000] {
+        for length in [
+            0,
+            1,
+            128,
+            1024,
+            1025,
+            INLINE_VALUE,
+            INLINE_VALUE + 1,
+            300_000,
+        ] {
             let bytes = value(length as u64, length);
             client.put(b"put", &bytes).unwrap();
             client
