@@ -5,7 +5,8 @@
 //!         8  key hash  u64  XXH3 of the key
 //!        16  length    u64  bytes of the value
 //!        24  checksum  u64  of the header and, up to CHECKSUMMED bytes, of the value
-//!        32  value
+//!        32  value, up to CHECKSUMMED bytes
+//!        64  value, if longer
 //! ```
 //!
 //! All fields are little-endian and stand at multiples of 8, so that each is one word to the copy routine of the
@@ -17,12 +18,25 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of the header in front of a value. Half a cache line, and enough for any alignment a typed value asks for.
+/// Bytes of the header in front of a value. Half a cache line, as much as any typed value is aligned to.
 pub const HEADER: usize = size_of::<Header>();
 
 /// The longest value, in bytes, that is checksummed. Above it the reader fetches the header once more behind the
 /// value: a second READ in the same chain costs the same at any length, a checksum as much as the copy.
 pub const CHECKSUMMED: usize = 512;
+
+/// Where the value of `length` bytes starts in its block. A short one follows its header, and both are fetched by one
+/// READ. A long one, fetched apart, leaves the cache line of the header alone: its writer's processor and the server's,
+/// which writes the header, then have no line in common.
+pub fn value_offset(length: usize) -> usize {
+    if Checksummed::covers(length) {
+        HEADER
+    } else {
+        CACHE_LINE
+    }
+}
+
+const CACHE_LINE: usize = 64;
 
 /// What stands in front of a value.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]

@@ -11,7 +11,7 @@ use rkyv::with::InlineAsBox;
 use rkyv::{Archive, Serialize};
 
 /// Version of the messages and of the block format, compared when a connection is set up.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a message is, as it stands in the header of its frame.
 pub mod kind {

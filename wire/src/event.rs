@@ -67,7 +67,7 @@ pub enum Event {
         /// The buffer that was read into.
         buffer: Buffer,
     },
-    /// A [`write`](crate::Endpoint::write) is over.
+    /// A [`write`](crate::Endpoint::write) or [`write_chain`](crate::Endpoint::write_chain) is over.
     WriteDone {
         /// On which connection.
         conn: ConnectionId,

@@ -11,6 +11,7 @@ use wire::{ConnectionId, EncodeError, Endpoint, Event, OutgoingMessage, Received
 use crate::config::{ClientConfig, Wait};
 use crate::device;
 use crate::error::{ConnectError, OperationError};
+use crate::segments;
 use crate::spin::Spin;
 
 /// A connection to a server. Once something goes wrong on it that leaves an outcome unknown it is closed for good.
@@ -24,6 +25,12 @@ pub struct Link {
     last: u64,
     /// Why it was closed.
     closed: Option<String>,
+}
+
+/// A message, and the number by which its reply is known.
+pub struct Numbered {
+    number: u64,
+    message: OutgoingMessage,
 }
 
 impl Link {
@@ -55,37 +62,15 @@ impl Link {
         self.server
     }
 
-    /// Sends the request that `encode` writes, with the number it is given as tag, and returns the reply.
+    /// The message that `encode` writes, with the number it is given as tag.
     ///
     /// # Errors
-    /// [`OperationError`]; unless nothing was sent, the connection is closed.
+    /// [`OperationError`]; nothing was sent, and the connection stays as it is.
     #[inline]
-    pub fn request(
+    pub fn message(
         &mut self,
         encode: impl FnOnce(&mut OutgoingMessage, u64) -> Result<(), EncodeError>,
-    ) -> Result<Received, OperationError> {
-        let number = self.post(encode)?;
-        match self.wait_for(|event| match event {
-            Event::Message { message, .. } => Some(message),
-            _ => None,
-        })? {
-            message if message.tag() == number => Ok(message),
-            message => {
-                let reason = format!("reply to request {}, not {number}", message.tag());
-                Err(self.broken(reason))
-            }
-        }
-    }
-
-    /// Sends a message that is not answered.
-    ///
-    /// # Errors
-    /// [`OperationError`], as for a request.
-    #[inline]
-    pub fn post(
-        &mut self,
-        encode: impl FnOnce(&mut OutgoingMessage, u64) -> Result<(), EncodeError>,
-    ) -> Result<u64, OperationError> {
+    ) -> Result<Numbered, OperationError> {
         self.check()?;
         self.last += 1;
         let number = self.last;
@@ -99,10 +84,42 @@ impl Link {
         encode(&mut message, number).map_err(|source| OperationError::Encode {
             source: source.into(),
         })?;
-        match self.endpoint.send(self.connection, message) {
-            Ok(()) => Ok(number),
+        Ok(Numbered { number, message })
+    }
+
+    /// Sends a message that is not answered.
+    ///
+    /// # Errors
+    /// [`OperationError`]; the connection is closed.
+    #[inline]
+    pub fn post(&mut self, message: Numbered) -> Result<(), OperationError> {
+        match self.endpoint.send(self.connection, message.message) {
+            Ok(()) => Ok(()),
             Err(error) => Err(self.gone(error.kind.to_string())),
         }
+    }
+
+    /// Sends a request and returns the reply.
+    ///
+    /// # Errors
+    /// [`OperationError`]; the connection is closed.
+    #[inline]
+    pub fn request(&mut self, message: Numbered) -> Result<Received, OperationError> {
+        let number = message.number;
+        self.post(message)?;
+        let reply = self.wait_for(|event| match event {
+            Event::Message { message, .. } => Some(message),
+            _ => None,
+        })?;
+        self.check_reply(number, reply)
+    }
+
+    #[inline]
+    fn check_reply(&mut self, number: u64, reply: Received) -> Result<Received, OperationError> {
+        if reply.tag() == number {
+            return Ok(reply);
+        }
+        Err(self.broken(format!("reply to request {}, not {number}", reply.tag())))
     }
 
     /// READs the parts of a chain, in order, into `buffer`.
@@ -139,49 +156,70 @@ impl Link {
         }
     }
 
-    /// WRITEs the part of `buffer` to `remote`.
+    /// WRITEs the first `length` bytes of `buffer` to `remote`, sends a request behind them, and returns the reply.
+    /// The buffer is empty meanwhile, and after an error perhaps for good.
     ///
     /// # Errors
-    /// [`OperationError`], with the buffer where it came back; the connection is closed.
-    pub fn write(
+    /// [`OperationError`]; the connection is closed.
+    pub fn write_and_request(
         &mut self,
-        buffer: Buffer,
-        range: Range<usize>,
+        buffer: &mut Option<Buffer>,
+        length: usize,
         remote: RemoteAddr,
-    ) -> Result<Buffer, (OperationError, Option<Buffer>)> {
-        if let Err(error) = self.check() {
-            return Err((error, Some(buffer)));
-        }
-        self.last += 1;
-        let number = self.last;
-        if let Err(error) = self
-            .endpoint
-            .write(self.connection, buffer, range, remote, number)
-        {
-            return Err((self.gone(error.kind.to_string()), error.buffer));
-        }
-        let done = self.wait_for(|event| match event {
-            Event::WriteDone {
-                token,
-                result,
-                buffer,
-                ..
-            } if token == number => Some((result, buffer)),
-            _ => None,
-        });
-        match done {
-            Ok((Ok(()), buffer)) => Ok(buffer),
-            Ok((Err(status), buffer)) => {
-                let error = self.gone(format!("a WRITE failed: {status:?}"));
-                Err((error, Some(buffer)))
+        message: Numbered,
+    ) -> Result<Received, OperationError> {
+        let Some(value) = buffer.take() else {
+            return Err(self.gone("a value lost its memory in an earlier error".into()));
+        };
+        let number = message.number;
+        let mut segments = segments::of(0..length, remote);
+        let posted = match (segments.next(), segments.next()) {
+            (Some((range, remote)), None) => {
+                self.endpoint
+                    .write(self.connection, value, range, remote, number)
             }
-            Err(error) => Err((error, None)),
+            _ => {
+                let chain: Vec<_> = segments::of(0..length, remote).collect();
+                self.endpoint
+                    .write_chain(self.connection, value, &chain, number)
+            }
+        };
+        if let Err(error) = posted {
+            *buffer = error.buffer;
+            return Err(self.gone(error.kind.to_string()));
+        }
+        self.post(message)?;
+        // In either order: the acknowledgement of the WRITE and the reply are two messages.
+        let (mut written, mut reply) = (None, None);
+        let (result, reply) = self.wait_for(|event| {
+            match event {
+                Event::WriteDone {
+                    token,
+                    result,
+                    buffer: value,
+                    ..
+                } if token == number => {
+                    *buffer = Some(value);
+                    written = Some(result);
+                }
+                Event::Message { message, .. } => reply = Some(message),
+                _ => {}
+            }
+            let result = written.filter(|result| result.is_err() || reply.is_some())?;
+            Some((result, reply.take()))
+        })?;
+        match (result, reply) {
+            (Ok(()), Some(reply)) => self.check_reply(number, reply),
+            (result, _) => Err(self.gone(format!("a WRITE ended with {result:?}"))),
         }
     }
 
-    /// The first event that `take` wants.
+    /// What `take` makes of the first event that it wants.
     #[inline]
-    fn wait_for<T>(&mut self, take: impl Fn(Event) -> Option<T>) -> Result<T, OperationError> {
+    fn wait_for<T>(
+        &mut self,
+        mut take: impl FnMut(Event) -> Option<T>,
+    ) -> Result<T, OperationError> {
         let mut spin = Spin::new();
         let mut deadline = None;
         loop {

@@ -14,7 +14,7 @@ use wire::{Encode, Received, View};
 
 pub use value::{Typed, Value, ValueBuffer, ViewError};
 
-use crate::block::{CHECKSUMMED, Checksummed, Expected, HEADER, Header};
+use crate::block::{CHECKSUMMED, Checksummed, Expected, HEADER, Header, value_offset};
 use crate::config::{ClientConfig, INLINE_VALUE, Memory};
 use crate::device;
 use crate::error::{ConnectError, OperationError, Refusal};
@@ -36,6 +36,14 @@ const RESERVED_AHEAD: usize = 1 << 20;
 fn suits(block: &Location, length: usize) -> bool {
     let room = block.length as usize;
     length <= room && room - length <= room / 8 + 64
+}
+
+/// Where the value of `length` bytes is in a block.
+fn value_at(block: &Location, length: usize) -> RemoteAddr {
+    RemoteAddr {
+        addr: block.address.wrapping_add(value_offset(length) as u64),
+        rkey: block.rkey,
+    }
 }
 
 /// A connection to a server: one operation at a time; for more at once, connect more clients. It may move between
@@ -152,12 +160,13 @@ impl Client {
             return self.put_written(key, &mut value);
         }
         self.counts.inline_puts += 1;
-        let reply = self.link.request(|message, number| {
+        let message = self.link.message(|message, number| {
             // `inline_value` is a small number.
             message
                 .encode_with_body(kind::PUT, number, &Put { key }, length as u32)
                 .map(fill)
         })?;
+        let reply = self.link.request(message)?;
         self.finish_put(key, length, &reply)
     }
 
@@ -235,9 +244,10 @@ impl Client {
     /// [`OperationError`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, OperationError> {
         check_key(key)?;
-        let reply = self
+        let message = self
             .link
-            .request(|message, number| message.encode(kind::DELETE, number, &Delete { key }))?;
+            .message(|message, number| message.encode(kind::DELETE, number, &Delete { key }))?;
+        let reply = self.link.request(message)?;
         self.locations.forget(key_hash(key));
         let (status, _, _) = self.reply(&reply)?;
         match status {
@@ -252,9 +262,10 @@ impl Client {
     /// # Errors
     /// [`OperationError`].
     pub fn server_statistics(&mut self) -> Result<Statistics, OperationError> {
-        let reply = self
+        let message = self
             .link
-            .request(|message, number| message.encode(kind::STAT, number, &Stat { reserved: 0 }))?;
+            .message(|message, number| message.encode(kind::STAT, number, &Stat { reserved: 0 }))?;
+        let reply = self.link.request(message)?;
         match reply.view::<Statistics>() {
             Ok(statistics) if reply.kind() == kind::STATISTICS => Ok(statistics.into()),
             Ok(_) => Err(self.unexpected(&reply)),
@@ -286,8 +297,8 @@ impl Client {
             })
     }
 
-    /// WRITEs the value to a block of the server, which then publishes it. The copy is ours to make: this processor
-    /// has just written the value.
+    /// WRITEs the value to a block of the server, and asks it behind that to publish it. The copy is ours to make: this
+    /// processor has just written the value.
     fn put_written(&mut self, key: &[u8], value: &mut ValueBuffer) -> Result<(), OperationError> {
         self.counts.written_puts += 1;
         let length = value.len();
@@ -295,31 +306,21 @@ impl Client {
             Some(block) => block,
             None => self.reserve(length)?,
         };
-        let remote = RemoteAddr {
-            addr: block.address + HEADER as u64,
-            rkey: block.rkey,
-        };
-        for (range, remote) in segments::of(0..length, remote) {
-            let Some(buffer) = value.buffer.take() else {
-                return Err(self.link.broken("a value without memory".into()));
-            };
-            match self.link.write(buffer, range, remote) {
-                Ok(buffer) => value.buffer = Some(buffer),
-                Err((error, buffer)) => {
-                    value.buffer = buffer;
-                    return Err(error);
-                }
-            }
-        }
         let request = Commit {
             key,
             reservation: block.version,
             length: length as u64,
             again: self.reserves_ahead && block.length as usize <= RESERVED_AHEAD,
         };
-        let reply = self
+        let message = self
             .link
-            .request(|message, number| message.encode(kind::COMMIT, number, &request))?;
+            .message(|message, number| message.encode(kind::COMMIT, number, &request))?;
+        let reply = self.link.write_and_request(
+            &mut value.buffer,
+            length,
+            value_at(&block, length),
+            message,
+        )?;
         self.finish_put(key, length, &reply)
     }
 
@@ -327,9 +328,10 @@ impl Client {
         let request = Reserve {
             length: length as u64,
         };
-        let reply = self
+        let message = self
             .link
-            .request(|message, number| message.encode(kind::RESERVE, number, &request))?;
+            .message(|message, number| message.encode(kind::RESERVE, number, &request))?;
+        let reply = self.link.request(message)?;
         let (status, ..) = self.reply(&reply)?;
         if status != Status::Ok {
             return Err(self.refused(status, length));
@@ -388,14 +390,11 @@ impl Client {
         // The header behind the value: what it says was so when the whole value had been read.
         let tail = length.next_multiple_of(8);
         let buffer = self.take(tail + HEADER)?;
-        let value_at = RemoteAddr {
-            addr: remote.addr + HEADER as u64,
-            ..remote
-        };
-        let buffer = self.link.read(
-            buffer,
-            &[(0..length, value_at), (tail..tail + HEADER, remote)],
-        )?;
+        let chain = [
+            (0..length, value_at(&location, length)),
+            (tail..tail + HEADER, remote),
+        ];
+        let buffer = self.link.read(buffer, &chain)?;
         let is_valid = buffer
             .as_slice()
             .get(tail..)
@@ -408,9 +407,10 @@ impl Client {
     #[cold]
     fn get_by_request(&mut self, hash: u64, key: &[u8]) -> Result<Option<Value>, OperationError> {
         self.counts.requested_gets += 1;
-        let reply = self
+        let message = self
             .link
-            .request(|message, number| message.encode(kind::GET, number, &Get { key }))?;
+            .message(|message, number| message.encode(kind::GET, number, &Get { key }))?;
+        let reply = self.link.request(message)?;
         if reply.kind() == kind::VALUE {
             let location = match reply.view::<protocol::Value>() {
                 Ok(value) => Location::from(&value.location),
@@ -428,9 +428,10 @@ impl Client {
         let value = self.read_pinned(location);
         // Whatever became of the READ, the block need not be held any longer.
         let version = location.version;
-        let unpinned = self
+        let unpin = self
             .link
-            .post(|message, number| message.encode(kind::UNPIN, number, &Unpin { version }));
+            .message(|message, number| message.encode(kind::UNPIN, number, &Unpin { version }));
+        let unpinned = unpin.and_then(|message| self.link.post(message));
         let value = value?;
         unpinned?;
         if cacheable {
@@ -446,11 +447,7 @@ impl Client {
             return Err(self.link.broken(limit.to_string()));
         }
         let buffer = self.take(length)?;
-        let value_at = RemoteAddr {
-            addr: location.address + HEADER as u64,
-            rkey: location.rkey,
-        };
-        let chain: Vec<_> = segments::of(0..length, value_at).collect();
+        let chain: Vec<_> = segments::of(0..length, value_at(&location, length)).collect();
         let buffer = self.link.read(buffer, &chain)?;
         Ok(Value::read(buffer, 0..length))
     }

@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 use dashmap::Entry;
 
-use crate::block::{Checksummed, Expected, HEADER, Header, State};
+use crate::block::{Checksummed, Expected, Header, State, value_offset};
 use crate::hash::{SeededHash, key_hash};
 use crate::protocol::Location;
 
@@ -101,7 +101,7 @@ impl<M: BlockMemory> Block<M> {
 
     /// Copies the value out; `out` is as long as the value.
     pub fn read_value(&self, out: &mut [u8]) {
-        self.memory.read_at(HEADER, out);
+        self.memory.read_at(value_offset(self.length()), out);
     }
 
     fn retire(&self) {
@@ -132,15 +132,15 @@ impl<M: BlockMemory> Index<M> {
 
     /// Puts a value that is at hand: copies it behind a header into `memory`, then publishes it.
     pub fn put(&self, key: &[u8], memory: M, value: &[u8]) -> Arc<Block<M>> {
-        memory.write_at(HEADER, value);
+        memory.write_at(value_offset(value.len()), value);
         self.publish(key, memory, value.len(), Checksummed::of(value))
     }
 
-    /// Publishes a value of `length` bytes that was already placed behind the header's room in `memory`.
+    /// Publishes a value of `length` bytes that was already placed at its [`value_offset`] in `memory`.
     pub fn publish_placed(&self, key: &[u8], memory: M, length: usize) -> Arc<Block<M>> {
         if Checksummed::covers(length) {
             let mut value = vec![0; length];
-            memory.read_at(HEADER, &mut value);
+            memory.read_at(value_offset(length), &mut value);
             self.publish(key, memory, length, Checksummed::Value(&value))
         } else {
             self.publish(key, memory, length, Checksummed::HeaderOnly)
@@ -243,7 +243,7 @@ mod tests {
         fn new(address: u64, length: usize) -> Self {
             Self {
                 address,
-                bytes: Arc::new(Mutex::new(vec![0xee; HEADER + length])),
+                bytes: Arc::new(Mutex::new(vec![0xee; value_offset(length) + length])),
             }
         }
 
@@ -278,7 +278,7 @@ mod tests {
     fn verify(memory: &Memory, key: &[u8], location: Location) -> Option<Vec<u8>> {
         let image = memory.bytes.lock().unwrap().clone();
         let length = location.length as usize;
-        let value = &image[HEADER..HEADER + length];
+        let value = &image[value_offset(length)..][..length];
         let expected = Expected {
             version: location.version,
             key_hash: key_hash(key),
@@ -340,7 +340,7 @@ mod tests {
             let index = Index::new();
             let memory = Memory::new(0x1000, length);
             let value = vec![0x5a; length];
-            memory.write_at(HEADER, &value);
+            memory.write_at(value_offset(length), &value);
             let location = index
                 .publish_placed(b"k", memory.clone(), length)
                 .location();

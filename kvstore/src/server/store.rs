@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mr_pool::{Buffer, Pool, PoolError, Shared};
 
 use super::index::{Block, BlockMemory, Index};
-use crate::block::HEADER;
+use crate::block::value_offset;
 use crate::protocol::{Location, Reply, Statistics, Status};
 
 /// A block in the server's memory.
@@ -59,18 +59,20 @@ impl Store {
         }
     }
 
-    /// Memory for a block that holds `length` bytes, its value to be placed behind [`HEADER`].
+    /// Memory for a block that holds `length` bytes, its value to be placed at its [`value_offset`].
     ///
     /// # Errors
     /// The status to answer with; nothing was done.
     pub fn room(&self, length: usize) -> Result<Buffer<Shared>, Status> {
-        self.memory.take(HEADER + length).map_err(|error| {
-            tracing::debug!(%error, length, "no memory for a value");
-            match error {
-                PoolError::Register { .. } => Status::Registration,
-                _ => Status::OutOfMemory,
-            }
-        })
+        self.memory
+            .take(value_offset(length) + length)
+            .map_err(|error| {
+                tracing::debug!(%error, length, "no memory for a value");
+                match error {
+                    PoolError::Register { .. } => Status::Registration,
+                    _ => Status::OutOfMemory,
+                }
+            })
     }
 
     /// Stores a value that is at hand.

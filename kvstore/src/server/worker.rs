@@ -1,6 +1,5 @@
 //! One worker: a thread with an endpoint of its own, which serves the clients that were handed to it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use mr_pool::Buffer;
@@ -19,14 +18,21 @@ pub struct Worker {
     endpoint: Endpoint,
     shared: Arc<Shared>,
     wait: Wait,
-    /// The block that each client was last told of by a get, kept from reuse until it has read it.
-    pinned: HashMap<ConnectionId, Arc<Stored>>,
-    /// The block that each client may be writing a value to. It is given back when the client's connection has
-    /// ended, and with it the client's access, so it is never reused under a WRITE.
-    reserved: HashMap<ConnectionId, Reserved>,
+    /// What each client holds, by the index of its connection.
+    holdings: Vec<Holding>,
     last_reservation: u64,
     /// A small value on its way from its block into a message.
     scratch: Vec<u8>,
+}
+
+/// The blocks that are kept from reuse for one client.
+#[derive(Default)]
+struct Holding {
+    /// The one it was last told of by a get, until it has read it.
+    pinned: Option<Arc<Stored>>,
+    /// The one it may be writing a value to. It is given back when the client's connection has ended, and with it the
+    /// client's access, so it is never reused under a WRITE.
+    reserved: Option<Reserved>,
 }
 
 /// A block without a key yet.
@@ -38,12 +44,12 @@ struct Reserved {
 
 impl Worker {
     pub fn new(endpoint: Endpoint, shared: Arc<Shared>, wait: Wait) -> Self {
+        let clients = endpoint.config().max_connections as usize;
         Self {
             endpoint,
             shared,
             wait,
-            pinned: HashMap::new(),
-            reserved: HashMap::new(),
+            holdings: (0..clients).map(|_| Holding::default()).collect(),
             last_reservation: 0,
             scratch: Vec::new(),
         }
@@ -89,7 +95,7 @@ impl Worker {
                 }
                 Some(block) => {
                     let reply = store::located(&block);
-                    self.pinned.insert(conn, block);
+                    self.holdings[conn.index()].pinned = Some(block);
                     reply
                 }
             },
@@ -106,7 +112,7 @@ impl Worker {
                 reservation,
                 length,
                 again,
-            }) => match self.reserved.remove(&conn) {
+            }) => match self.holdings[conn.index()].reserved.take() {
                 Some(block) if block.reservation == reservation && length <= block.length => {
                     let reply = self.shared.store.put_placed(key, block.room, length);
                     let next = again.then(|| self.reserve(conn, block.length));
@@ -118,13 +124,8 @@ impl Worker {
                 _ => store::bare(Status::Malformed),
             },
             Ok(Request::Unpin { version }) => {
-                if self
-                    .pinned
-                    .get(&conn)
-                    .is_some_and(|block| block.version() == version)
-                {
-                    self.pinned.remove(&conn);
-                }
+                let pinned = &mut self.holdings[conn.index()].pinned;
+                pinned.take_if(|block| block.version() == version);
                 return;
             }
             Ok(Request::Stat) => {
@@ -159,7 +160,7 @@ impl Worker {
             length,
             room,
         };
-        self.reserved.insert(conn, reserved);
+        self.holdings[conn.index()].reserved = Some(reserved);
         Ok(location)
     }
 
@@ -220,7 +221,6 @@ impl Worker {
     }
 
     fn forget(&mut self, conn: ConnectionId) {
-        self.pinned.remove(&conn);
-        self.reserved.remove(&conn);
+        self.holdings[conn.index()] = Holding::default();
     }
 }

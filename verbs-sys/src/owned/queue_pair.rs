@@ -240,6 +240,29 @@ impl<B: Registered> OwnedQueuePair<B> {
         buffer: B,
         parts: &[(Range<usize>, RemoteAddr)],
     ) -> Result<u64, Rejected<B>> {
+        self.post_chain(buffer, parts, WorkKind::Read, ffi::IBV_WR_RDMA_READ)
+    }
+
+    /// Writes ranges of one buffer to several places of the peer's memory, in the order given, with
+    /// one completion for all. If one fails, the completion tells its status.
+    ///
+    /// # Errors
+    /// Gives the buffer back, except with [`PostError::ChainBroken`].
+    pub fn write_chain(
+        &mut self,
+        buffer: B,
+        parts: &[(Range<usize>, RemoteAddr)],
+    ) -> Result<u64, Rejected<B>> {
+        self.post_chain(buffer, parts, WorkKind::Write, ffi::IBV_WR_RDMA_WRITE)
+    }
+
+    fn post_chain(
+        &mut self,
+        buffer: B,
+        parts: &[(Range<usize>, RemoteAddr)],
+        kind: WorkKind,
+        opcode: ffi::ibv_wr_opcode,
+    ) -> Result<u64, Rejected<B>> {
         let max = self.sends.capacity();
         if parts.is_empty() || parts.len() > max {
             return Err(Rejected::new(
@@ -265,7 +288,7 @@ impl<B: Registered> OwnedQueuePair<B> {
         for (place, (range, remote)) in parts.iter().enumerate() {
             match part_of(buffer.sge(), range.clone()) {
                 Ok(sge) => {
-                    self.chain.set(place, sge, *remote);
+                    self.chain.set(place, opcode, sge, *remote);
                     total = total.saturating_add(sge.length);
                 }
                 Err(error) => return Err(Rejected::new(error, buffer)),
@@ -307,8 +330,7 @@ impl<B: Registered> OwnedQueuePair<B> {
         };
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
         self.send_room = self.send_room.saturating_sub(requests);
-        self.sends
-            .insert(WorkKind::Read, Some(buffer), requests, total);
+        self.sends.insert(kind, Some(buffer), requests, total);
         result
     }
 

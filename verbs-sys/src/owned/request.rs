@@ -117,7 +117,7 @@ pub(super) fn part_of(whole: Sge, range: Range<usize>) -> Result<Sge, PostError>
     })
 }
 
-/// Room to build a chain of READs in.
+/// Room to build a chain of READs or WRITEs in.
 pub(super) struct Chain {
     requests: Vec<ibv_send_wr>,
     elements: Vec<Sge>,
@@ -130,19 +130,22 @@ unsafe impl Sync for Chain {}
 
 impl Chain {
     pub(super) fn new(max: u32) -> Self {
-        let request = ibv_send_wr {
-            opcode: ffi::IBV_WR_RDMA_READ,
-            ..ibv_send_wr::zeroed()
-        };
         Self {
-            requests: vec![request; max as usize],
+            requests: vec![ibv_send_wr::zeroed(); max as usize],
             elements: vec![Sge::default(); max as usize],
         }
     }
 
-    /// Sets what the request at `place`, which is less than the maximum, reads and where to.
-    pub(super) fn set(&mut self, place: usize, sge: Sge, remote: RemoteAddr) {
+    /// Sets what the request at `place`, which is less than the maximum, copies between.
+    pub(super) fn set(
+        &mut self,
+        place: usize,
+        opcode: ibv_wr_opcode,
+        sge: Sge,
+        remote: RemoteAddr,
+    ) {
         self.elements[place] = sge;
+        self.requests[place].opcode = opcode;
         self.requests[place].wr = rdma(remote);
     }
 

@@ -295,6 +295,30 @@ fn a_chain_makes_one_completion_and_takes_a_place_for_each_read() {
 }
 
 #[test]
+fn a_chain_of_writes_follows_one_of_reads() {
+    let mut bench = Bench::new(4, 4);
+    let parts = [(0..8, REMOTE), (8..24, REMOTE)];
+    bench.qp.read_chain(bench.buffer(32), &parts).unwrap();
+    let token = bench.qp.write_chain(bench.buffer(32), &parts).unwrap();
+    let opcodes: Vec<_> = fake::with(|state| {
+        let opcode = |(request, _): &(ffi::ibv_send_wr, _)| request.opcode;
+        state.sent.iter().map(opcode).collect()
+    });
+    assert_eq!(
+        opcodes,
+        [
+            ffi::IBV_WR_RDMA_READ,
+            ffi::IBV_WR_RDMA_READ,
+            ffi::IBV_WR_RDMA_WRITE,
+            ffi::IBV_WR_RDMA_WRITE,
+        ]
+    );
+    let done = bench.complete(token, ffi::IBV_WC_SUCCESS).unwrap();
+    assert_eq!((done.kind, done.byte_len), (WorkKind::Write, 0));
+    assert_eq!(bench.qp.send_room(), 2);
+}
+
+#[test]
 fn a_chain_that_fails_tells_the_first_failure_at_its_end() {
     let mut bench = Bench::new(4, 4);
     let parts = [(0..8, REMOTE), (8..16, REMOTE), (16..24, REMOTE)];

@@ -298,6 +298,21 @@ impl Connection {
         self.operation(posted, token)
     }
 
+    /// Posts several WRITEs, of which only the last is announced.
+    #[inline]
+    pub(crate) fn write_chain(
+        &mut self,
+        buffer: Buffer,
+        parts: &[(Range<usize>, RemoteAddr)],
+        token: u64,
+    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
+        if let Err(kind) = self.check_room(parts.len()) {
+            return Err((kind, Some(buffer)));
+        }
+        let posted = self.qp.write_chain(buffer, parts);
+        self.operation(posted, token)
+    }
+
     #[inline]
     fn check_room(&self, requests: usize) -> Result<(), OperationErrorKind> {
         if self.is_ending() {

@@ -345,6 +345,27 @@ impl Endpoint {
         })
     }
 
+    /// WRITEs ranges of one buffer to several places of the peer's memory, one after the other; one
+    /// [`Event::WriteDone`] comes when all are done.
+    ///
+    /// What is sent afterwards arrives after all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`OperationError`] gives the buffer back.
+    #[inline]
+    pub fn write_chain(
+        &mut self,
+        conn: ConnectionId,
+        buffer: Buffer,
+        parts: &[(Range<usize>, RemoteAddr)],
+        token: u64,
+    ) -> Result<(), OperationError> {
+        self.operate("write", conn, buffer, |connection, buffer| {
+            connection.write_chain(buffer, parts, token)
+        })
+    }
+
     #[inline]
     fn operate(
         &mut self,
