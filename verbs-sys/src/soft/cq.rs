@@ -6,13 +6,13 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use super::biased::Biased;
 use super::channel::Channel;
-use super::epoch::relax;
 use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell};
 use super::link;
 use super::process::Process;
@@ -29,8 +29,7 @@ pub(super) struct Cq {
     process: Arc<Process>,
     index: u32,
     channel: Option<Arc<Channel>>,
-    polling: AtomicBool,
-    state: UnsafeCell<Polled>,
+    polled: Biased<Polled>,
     events: Mutex<Events>,
     acknowledged: Condvar,
 }
@@ -43,7 +42,7 @@ struct Events {
     awaited: bool,
 }
 
-/// Guarded by `polling`.
+/// What one poll at a time works on.
 struct Polled {
     members: Vec<Member>,
     next: usize,
@@ -56,7 +55,7 @@ struct Member {
     receives: bool,
 }
 
-// SAFETY: the C structure is written only at creation, and `state` only under `polling`.
+// SAFETY: the C structure is written only at creation.
 unsafe impl Send for Cq {}
 // SAFETY: as for Send.
 unsafe impl Sync for Cq {}
@@ -84,8 +83,7 @@ impl Cq {
             process: Arc::clone(process),
             index,
             channel,
-            polling: AtomicBool::new(false),
-            state: UnsafeCell::new(Polled {
+            polled: Biased::new(Polled {
                 members: Vec::new(),
                 next: 0,
                 fruitless: 0,
@@ -127,7 +125,7 @@ impl Cq {
     }
 
     /// Fires an event if one was asked for.
-    #[inline]
+    #[inline(always)]
     pub(super) fn notify(&self, solicited: bool) {
         if let Some(channel) = &self.channel {
             link::ring(self.cq_bell(), &channel.fd, solicited);
@@ -146,8 +144,7 @@ impl Cq {
         // The wider of two requests holds.
         armed.fetch_max(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let waiting = self.with(|state| state.members.iter().any(|m| m.sends && m.qp.waits()));
-        if waiting {
+        if self.polled.lock().is_waiting() {
             self.process.nudge_later();
         }
     }
@@ -170,27 +167,22 @@ impl Cq {
     }
 
     pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
-        self.with(|state| {
-            state.members.push(Member {
-                qp: Arc::clone(qp),
-                sends,
-                receives,
-            })
+        self.polled.lock().members.push(Member {
+            qp: Arc::clone(qp),
+            sends,
+            receives,
         });
     }
 
     pub(super) fn detach(&self, qp: &Qp) {
-        self.with(|state| {
-            state
-                .members
-                .retain(|m| !std::ptr::eq(&raw const *m.qp, qp))
-        });
+        let is_other = |member: &Member| !std::ptr::eq(&raw const *member.qp, qp);
+        self.polled.lock().members.retain(is_other);
     }
 
     /// Fails with `EBUSY` while a queue pair uses the queue; waits for events to be acknowledged, as
     /// the man page says.
     pub(super) fn retire(&self) -> Result<(), Errno> {
-        if self.with(|state| !state.members.is_empty()) {
+        if !self.polled.lock().members.is_empty() {
             return Err(Errno::BUSY);
         }
         if let Some(channel) = &self.channel {
@@ -209,45 +201,46 @@ impl Cq {
     /// ibv_poll_cq(3): fills from the front, and returns how many.
     #[inline]
     pub(super) fn poll(&self, wcs: &mut [ibv_wc]) -> usize {
-        self.with(|state| {
-            let members = state.members.len();
-            let mut filled = 0;
-            for step in 0..members {
-                let mut at = state.next + step;
-                if at >= members {
-                    at -= members;
-                }
-                let member = &state.members[at];
-                if member.sends {
-                    filled += member.qp.poll_send(&mut wcs[filled..]);
-                }
-                if member.receives && filled < wcs.len() {
-                    filled += member.qp.poll_recv(&mut wcs[filled..]);
-                }
-                if filled == wcs.len() {
-                    state.next = at;
-                    break;
-                }
+        let mut polled = self.polled.lock();
+        let state = &mut *polled;
+        let members = state.members.len();
+        let mut filled = 0;
+        for step in 0..members {
+            let mut at = state.next + step;
+            if at >= members {
+                at -= members;
             }
-            if filled > 0 {
-                state.fruitless = 0;
-                return filled;
+            let member = &state.members[at];
+            if member.sends {
+                filled += member.qp.poll_send(&mut wcs[filled..]);
             }
-            state.fruitless += 1;
-            if state.fruitless >= PATIENCE {
-                state.fruitless = 0;
-                if state.members.iter().any(|m| m.sends && m.qp.waits()) {
-                    self.process.nudge_later();
-                }
+            if member.receives && filled < wcs.len() {
+                filled += member.qp.poll_recv(&mut wcs[filled..]);
             }
-            0
-        })
+            if filled == wcs.len() {
+                state.next = at;
+                break;
+            }
+        }
+        if filled > 0 {
+            state.fruitless = 0;
+            return filled;
+        }
+        state.fruitless += 1;
+        if state.fruitless >= PATIENCE {
+            state.fruitless = 0;
+            if state.is_waiting() {
+                self.process.nudge_later();
+            }
+        }
+        0
     }
 
     /// Runs something while neither this queue nor the other is polled.
     pub(super) fn exclusively(&self, other: &Self, act: impl FnOnce()) {
         if self.index == other.index {
-            return self.with(|_| act());
+            let _alone = self.polled.lock();
+            return act();
         }
         // Always in the same order, whichever role each queue has.
         let (first, second) = if self.index < other.index {
@@ -255,22 +248,16 @@ impl Cq {
         } else {
             (other, self)
         };
-        first.with(|_| second.with(|_| act()));
+        let _first = first.polled.lock();
+        let _second = second.polled.lock();
+        act();
     }
+}
 
-    #[inline]
-    fn with<T>(&self, act: impl FnOnce(&mut Polled) -> T) -> T {
-        let mut spins = 0;
-        while self
-            .polling
-            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            relax(&mut spins);
-        }
-        // SAFETY: `polling` was ours to set, and nobody else touches `state` until we clear it.
-        let result = act(unsafe { &mut *self.state.get() });
-        self.polling.store(false, Ordering::Release);
-        result
+impl Polled {
+    /// Whether a request waits for something other than a poll.
+    fn is_waiting(&self) -> bool {
+        let waits = |member: &Member| member.sends && member.qp.waits();
+        self.members.iter().any(waits)
     }
 }

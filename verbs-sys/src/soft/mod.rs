@@ -4,6 +4,7 @@
 //! itself in memory both processes have mapped; messages go through a ring per connection. See the
 //! modules for how each part works.
 
+mod biased;
 mod channel;
 mod cq;
 mod device;

@@ -41,7 +41,7 @@ pub(super) enum Direction {
 }
 
 /// Checks a scatter/gather element of this process. A zero-length one needs no key.
-#[inline]
+#[inline(always)]
 pub(super) fn check_local(
     own: &[KeyEntry; MAX_KEYS],
     pd: u32,
@@ -63,7 +63,7 @@ pub(super) fn check_local(
 }
 
 /// Checks a range of the peer by key, and finds where it can be reached.
-#[inline]
+#[inline(always)]
 pub(super) fn resolve(
     link: &Link,
     pd: u32,
