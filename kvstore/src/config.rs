@@ -65,7 +65,7 @@ pub struct ClientConfig {
     /// connection, since it may or may not have been carried out.
     pub timeout: Duration,
     /// Values of at most so many bytes travel in the request of a put; longer ones are written to the server's memory.
-    /// Default: 1024; more than [`INLINE_VALUE`] is cut to it.
+    /// Default: 512; more than [`INLINE_VALUE`] is cut to it.
     pub inline_value: usize,
     /// Locations remembered for one-sided gets. Default: 1,048,576.
     pub locations: usize,
@@ -76,7 +76,7 @@ pub const INLINE_VALUE: usize = 4096;
 
 /// The longest value, in bytes, that a put sends in its request unless told otherwise: a longer one costs more to copy
 /// through the message than to WRITE to a block that came with an earlier reply.
-const INLINE_PUT: usize = 1024;
+const INLINE_PUT: usize = 512;
 
 impl Default for ClientConfig {
     fn default() -> Self {

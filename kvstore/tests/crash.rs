@@ -152,8 +152,8 @@ fn remembered_locations_do_not_outlive_their_server() {
     until("a one-sided get fails", || client.get(b"key").is_err());
 }
 
-/// Whether every thread of a process waits for something to happen.
-fn is_asleep(pid: u32) -> bool {
+/// Whether every thread of a process is in this state: `S` while it waits for something to happen, `T` stopped.
+fn is_all(pid: u32, state: char) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     threads
         .map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap())
@@ -162,7 +162,7 @@ fn is_asleep(pid: u32) -> bool {
                 .unwrap()
                 .1
                 .trim_start()
-                .starts_with('S')
+                .starts_with(state)
         })
 }
 
@@ -177,8 +177,9 @@ fn a_server_that_hangs_costs_the_configured_time_and_no_more() {
         client.put(b"key", b"value").unwrap();
         let pid = Pid::from_raw(server.pid() as i32).unwrap();
         // Not in the middle of an access to our memory: whoever takes memory away waits for those to end.
-        until("the server sleeps", || is_asleep(server.pid()));
+        until("the server sleeps", || is_all(server.pid(), 'S'));
         kill_process(pid, Signal::STOP).unwrap();
+        until("the server has stopped", || is_all(server.pid(), 'T'));
         let error = client.put(b"key", &value(1, 100_000)).unwrap_err();
         assert!(matches!(error, OperationError::TimedOut { .. }), "{error}");
         let error = client.put(b"key", b"value").unwrap_err();

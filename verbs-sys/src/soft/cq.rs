@@ -211,12 +211,9 @@ impl Cq {
                 at -= members;
             }
             let member = &state.members[at];
-            if member.sends {
-                filled += member.qp.poll_send(&mut wcs[filled..]);
-            }
-            if member.receives && filled < wcs.len() {
-                filled += member.qp.poll_recv(&mut wcs[filled..]);
-            }
+            filled += member
+                .qp
+                .poll(&mut wcs[filled..], member.sends, member.receives);
             if filled == wcs.len() {
                 state.next = at;
                 break;

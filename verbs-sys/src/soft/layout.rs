@@ -78,6 +78,8 @@ pub(crate) struct Responder {
     pub target: AtomicU64,
     /// The PSN that the peer's first request must carry.
     pub rq_psn: AtomicU32,
+    /// Nonzero if one poll sees both queues, so that acknowledgements may come with records.
+    pub hears: AtomicU32,
 }
 
 /// What peers write to a queue pair.

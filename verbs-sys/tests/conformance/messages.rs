@@ -53,6 +53,63 @@ scripts! {
         ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
     }
 
+    /// Questions and answers on one completion queue, more than any buffer between the two holds.
+    fn answers_and_acknowledgements_come_together(ends: &mut Ends) {
+        let setup = QpSetup { one_cq: true, ..QpSetup::default() };
+        let link = ends.link_with(setup, setup);
+        for round in 0..400 {
+            let len = 1 + round as usize * 13 % 300;
+            let question = pattern(round as usize, len);
+            ends.a.store(link.a_mem, 0, &question);
+            ends.a.post_recv(link.a, &[Recv::new(round, &[link.a_mem.sge(1000, len)])]);
+            ends.b.post_recv(link.b, &[Recv::new(round, &[link.b_mem.sge(0, len)])]);
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, len)]).id(1000 + round)]);
+            ends.b.expect(link.b, Queue::Recv, round, WcStatus::Success);
+            ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(0, len)]).id(2000 + round)]);
+            let mut came = [ends.a.wait(link.a, Queue::Recv), ends.a.wait(link.a, Queue::Recv)];
+            came.sort_unstable_by_key(|completion| completion.wr_id);
+            assert_eq!(came.map(|completion| completion.wr_id), [round, 1000 + round]);
+            assert!(came.iter().all(|completion| completion.status() == WcStatus::Success));
+            assert_eq!(ends.a.load(link.a_mem, 1000, len), question);
+            ends.b.expect(link.b, Queue::Send, 2000 + round, WcStatus::Success);
+            // Nothing is in its way.
+            ends.a.transfer(link.a, Request::write(&[link.a_mem.sge(0, len)], link.b_mem.at(5000)).id(9));
+        }
+        ends.a.assert_idle(link.a, Queue::Send);
+        ends.b.assert_idle(link.b, Queue::Send);
+    }
+
+    /// What an answer acknowledges has ended, although nobody is ready for the answer.
+    fn an_answer_without_a_receive_acknowledges(ends: &mut Ends) {
+        let setup = QpSetup { one_cq: true, ..QpSetup::default() };
+        let link = ends.link_with(setup, setup);
+        ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 64)])]);
+        ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(2)]);
+        ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
+        ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(0, 64)]).id(3)]);
+        ends.a.expect(link.a, Queue::Send, 2, WcStatus::Success);
+        ends.a.post_recv(link.a, &[Recv::new(4, &[link.a_mem.sge(0, 64)])]);
+        ends.a.expect(link.a, Queue::Recv, 4, WcStatus::Success);
+        ends.b.expect(link.b, Queue::Send, 3, WcStatus::Success);
+    }
+
+    /// An answer counts, and what it acknowledges, when its sender has gone.
+    fn an_answer_outlives_its_queue_pair(ends: &mut Ends) {
+        let setup = QpSetup { one_cq: true, ..QpSetup::default() };
+        let link = ends.link_with(setup, setup);
+        ends.a.post_recv(link.a, &[Recv::new(1, &[link.a_mem.sge(0, 64)])]);
+        ends.b.post_recv(link.b, &[Recv::new(2, &[link.b_mem.sge(0, 64)])]);
+        ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(3)]);
+        ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+        ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(0, 64)]).id(4)]);
+        ends.b.expect(link.b, Queue::Send, 4, WcStatus::Success);
+        ends.b.destroy(link.b);
+        let mut came = [ends.a.wait(link.a, Queue::Recv), ends.a.wait(link.a, Queue::Recv)];
+        came.sort_unstable_by_key(|completion| completion.wr_id);
+        assert_eq!(came.map(|completion| (completion.wr_id, completion.status())),
+            [(1, WcStatus::Success), (3, WcStatus::Success)]);
+    }
+
     fn an_immediate_travels_in_network_order(ends: &mut Ends) {
         let link = ends.link();
         for (id, len) in [(1, 0), (2, 12)] {

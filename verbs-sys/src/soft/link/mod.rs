@@ -138,12 +138,39 @@ impl Link {
         same.then_some(target)
     }
 
+    /// Whether the peer is still connected to us, and not to somebody else since: only then is its
+    /// mailbox the place for our answers. The caller holds a lock that a peer waits for before it
+    /// leaves a connection.
+    #[inline]
+    pub(super) fn takes_answers(&self, own_qpn: u32) -> bool {
+        let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
+        target.readiness() == Readiness::Ready && target.dest_qpn() == own_qpn
+    }
+
     /// Whether the process at the other end is known to have died.
     pub(super) fn is_dead(&self) -> bool {
         match &self.via {
             Via::Local => false,
             Via::Shm(peer) => peer.is_dead(),
             Via::Nobody => true,
+        }
+    }
+
+    /// Maps an arena of the peer. No lock is held. `false`: it cannot be had.
+    pub(super) fn map_arena(&self, process: &Process, arena: u32) -> bool {
+        let Via::Shm(peer) = &self.via else {
+            return false;
+        };
+        match peer.map_arena(process, arena) {
+            Ok(()) => true,
+            Err(error) if peer.is_dead() => {
+                tracing::debug!(arena, %error, "a peer ended before its memory was mapped");
+                false
+            }
+            Err(error) => {
+                tracing::warn!(arena, %error, "cannot map memory of a peer");
+                false
+            }
         }
     }
 

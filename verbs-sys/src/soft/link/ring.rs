@@ -1,9 +1,13 @@
 //! The receive ring of a queue pair: messages from its peer, in order.
 //!
 //! One producer (the peer's requester, under its send lock), one consumer (the responder, under its
-//! receive lock). A record is a header and its payload in units of one cache line. The producer
-//! clears the first word of the line *behind* a record before it publishes the record's own first
-//! word, so the consumer finds the ring's end without an index that both would write.
+//! receive lock). A record is a header and its payload in units of one cache line. The first word of
+//! the line *behind* a record is zero before the record's own first word is published, so the
+//! consumer finds the ring's end without an index that both would write.
+//!
+//! A consumer that polls takes the line it polls away from the producer, so the stores of a short
+//! record must follow each other closely once the producer has that line. Hence the producer clears
+//! lines ahead, after it has published: the next record's other lines are then its own already.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +21,8 @@ pub(in crate::soft) const UNIT: usize = 64;
 pub(in crate::soft) const UNITS: u32 = (RING_BYTES / UNIT) as u32;
 /// Bytes of a record before its payload.
 pub(in crate::soft) const HEADER: usize = 32;
+/// Units that the producer clears ahead, and so owns when it writes the next record.
+pub(in crate::soft) const AHEAD: u32 = 8;
 /// The largest payload that travels in the ring; larger ones are fetched by the responder from the
 /// requester's memory, which saves the second copy.
 pub(in crate::soft) const MAX_INLINE: usize = 2048;
@@ -38,6 +44,8 @@ pub(in crate::soft) const SOLICITED: u8 = 2;
 pub(in crate::soft) const WITH_IMM: u8 = 4;
 /// The requester wants a completion.
 pub(in crate::soft) const SIGNALED: u8 = 8;
+/// The record acknowledges messages that went the other way.
+pub(in crate::soft) const ACKNOWLEDGES: u8 = 16;
 
 /// A record's header.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +63,8 @@ pub(in crate::soft) struct Record {
     pub imm: u32,
     pub remote_addr: u64,
     pub rkey: u32,
+    /// Messages of the reader that the writer has executed, with [`ACKNOWLEDGES`].
+    pub executed: u32,
 }
 
 impl Record {
@@ -73,13 +83,13 @@ impl Record {
                 | u64::from(self.units) << 32,
             u64::from(self.len) | u64::from(self.imm) << 32,
             self.remote_addr,
-            u64::from(self.rkey),
+            u64::from(self.rkey) | u64::from(self.executed) << 32,
         ]
     }
 
     /// `None` for what no requester of ours writes.
     fn decode(words: [u64; 4], room: u32) -> Option<Self> {
-        let [first, second, remote_addr, rkey] = words;
+        let [first, second, remote_addr, fourth] = words;
         let record = Self {
             kind: match first & 0xff {
                 1 => Kind::Skip,
@@ -96,7 +106,8 @@ impl Record {
             len: second as u32,
             imm: (second >> 32) as u32,
             remote_addr,
-            rkey: rkey as u32,
+            rkey: fourth as u32,
+            executed: (fourth >> 32) as u32,
         };
         let payload = if record.flags & FETCH != 0 {
             usize::from(record.num_sge) * size_of::<ibv_sge>()
@@ -174,15 +185,40 @@ impl Ring {
     ) -> Option<(u32, u32)> {
         let room = UNITS - position % UNITS;
         let skip = if units > room { room } else { 0 };
-        // One unit behind the record stays free for the mark of the ring's end.
-        (units + skip < free).then_some((position.wrapping_add(skip), units + skip))
+        // Behind the record stays room for the mark of the ring's end, and what is cleared ahead.
+        (units + skip + AHEAD < free).then_some((position.wrapping_add(skip), units + skip))
     }
 
-    /// Publishes a record whose payload is already in place; `from` is where `reserve` began.
-    pub(in crate::soft) fn publish(&self, from: u32, at: u32, record: &Record) {
+    /// Publishes a record whose payload is already in place; `from` is where `reserve` began, and
+    /// `cleared` up to where lines have been cleared before. Returns up to where they are now.
+    #[inline]
+    pub(in crate::soft) fn publish(
+        &self,
+        from: u32,
+        at: u32,
+        record: &Record,
+        cleared: u32,
+    ) -> u32 {
+        let end = at.wrapping_add(u32::from(record.units));
+        // How many units from `end` on are clear, if any.
+        let clear = match cleared.wrapping_sub(end) {
+            clear @ 1..=AHEAD => clear,
+            _ => {
+                self.word(end, 0).store(0, Ordering::Relaxed);
+                1
+            }
+        };
+        self.store(from, at, record);
+        for unit in clear..=AHEAD {
+            self.word(end.wrapping_add(unit), 0)
+                .store(0, Ordering::Relaxed);
+        }
+        end.wrapping_add(AHEAD + 1)
+    }
+
+    #[inline]
+    fn store(&self, from: u32, at: u32, record: &Record) {
         let words = record.encode();
-        self.word(at.wrapping_add(u32::from(record.units)), 0)
-            .store(0, Ordering::Relaxed);
         for (index, &word) in words.iter().enumerate().skip(1) {
             self.word(at, index).store(word, Ordering::Relaxed);
         }
@@ -224,10 +260,13 @@ const EMPTY: Record = Record {
     imm: 0,
     remote_addr: 0,
     rkey: 0,
+    executed: 0,
 };
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -242,9 +281,68 @@ mod tests {
             imm: 0xdead_beef,
             remote_addr: u64::MAX - 5,
             rkey: 0x1234_5678,
+            executed: 0x9abc_def0,
         };
         let back = Record::decode(record.encode(), UNITS).unwrap();
         assert_eq!(format!("{record:?}"), format!("{back:?}"));
+    }
+
+    /// Memory as a ring has it.
+    #[repr(align(128))]
+    struct Memory([AtomicU64; RING_BYTES / 8]);
+
+    proptest! {
+        /// However long records are, and whatever was in the ring before, a consumer that follows
+        /// finds them all and nothing else.
+        #[test]
+        fn a_consumer_finds_the_records_and_nothing_else(
+            lengths in prop::collection::vec(0usize..=MAX_INLINE, 1..400),
+            lag in 0usize..20,
+        ) {
+            let memory = Memory(std::array::from_fn(|_| AtomicU64::new(u64::MAX)));
+            let ring = Ring { base: NonNull::from(&memory.0).cast() };
+            ring.reset();
+            let (mut at, mut cleared, mut consumed) = (0, 0, 0u32);
+            let mut waiting = std::collections::VecDeque::new();
+            let next = |consumed: &mut u32, want: usize| -> Result<(), TestCaseError> {
+                loop {
+                    prop_assert!(ring.has(*consumed));
+                    let record = ring.header(*consumed).expect("a record");
+                    *consumed = consumed.wrapping_add(u32::from(record.units));
+                    if record.kind == Kind::Send {
+                        prop_assert_eq!(record.len as usize, want);
+                        return Ok(());
+                    }
+                }
+            };
+            for len in lengths {
+                let units = units_for(len);
+                let place = loop {
+                    let free = UNITS - u32::wrapping_sub(at, consumed);
+                    if let Some(place) = ring.reserve(at, units, free) {
+                        break place;
+                    }
+                    let want = waiting.pop_front().expect("an empty ring has room");
+                    next(&mut consumed, want)?;
+                };
+                let bytes = vec![0xff_u8; len];
+                // SAFETY: as many bytes as were reserved.
+                unsafe { ring.write(place.0, 0, bytes.as_ptr(), len) };
+                let record = Record { kind: Kind::Send, units: units as u16, len: len as u32, ..EMPTY };
+                cleared = ring.publish(at, place.0, &record, cleared);
+                at = at.wrapping_add(place.1);
+                waiting.push_back(len);
+                while waiting.len() > lag {
+                    let want = waiting.pop_front().expect("not empty");
+                    next(&mut consumed, want)?;
+                }
+            }
+            for want in waiting {
+                next(&mut consumed, want)?;
+            }
+            prop_assert!(!ring.has(consumed));
+            prop_assert_eq!(consumed, at);
+        }
     }
 
     #[test]

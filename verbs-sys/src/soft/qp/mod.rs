@@ -137,8 +137,9 @@ impl Qp {
         // A process that died holding a lock took its file along; this only repairs our own leaks.
         info.sq_epoch.0.store(0, Ordering::Relaxed);
         info.rq_epoch.0.store(0, Ordering::Relaxed);
-        qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
         let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+        info.responder.0.hears.store(same.into(), Ordering::Relaxed);
+        qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
         qp.send_cq.attach(&qp, true, same);
         if !same {
             qp.recv_cq.attach(&qp, false, true);
@@ -251,21 +252,26 @@ impl Qp {
         self.sq.done.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
     }
 
+    /// What a poll of the completion queue does for this queue pair: takes what has come, then hands
+    /// out completions, those of requests before those of receives.
     #[inline]
-    pub(super) fn poll_send(&self, wcs: &mut [ibv_wc]) -> usize {
-        if self.send_can_progress() {
-            self.progress_send();
-        }
-        self.sq.harvest(wcs, self.qpn)
-    }
-
-    #[inline]
-    pub(super) fn poll_recv(&self, wcs: &mut [ibv_wc]) -> usize {
-        if self.recv_can_progress() {
+    pub(super) fn poll(&self, wcs: &mut [ibv_wc], sends: bool, receives: bool) -> usize {
+        // Messages bring acknowledgements with them.
+        if receives && self.recv_can_progress() {
             self.receive(false);
         }
-        self.rq
-            .harvest(wcs, self.qpn, self.responder.src_qp.load(Ordering::Relaxed))
+        let mut filled = 0;
+        if sends {
+            if self.send_can_progress() {
+                self.progress_send();
+            }
+            filled = self.sq.harvest(wcs, self.qpn);
+        }
+        if receives {
+            let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
+            filled += self.rq.harvest(&mut wcs[filled..], self.qpn, src_qp);
+        }
+        filled
     }
 
     /// What the upkeep thread does for a queue pair: progress, and a look for a peer that has gone
@@ -274,14 +280,15 @@ impl Qp {
         let Some(link) = self.shared_link() else {
             return false;
         };
-        if link.is_dead() || self.peer_is_gone(&link) {
-            self.abandon(link.is_dead());
+        if self.recv_can_progress() {
+            self.receive(true);
         }
         if self.send_can_progress() {
             self.progress_send();
         }
-        if self.recv_can_progress() {
-            self.receive(true);
+        // Last, since what it left behind counts.
+        if link.is_dead() || self.peer_is_gone(&link) {
+            self.abandon(link.is_dead());
         }
         let waits = self.waits();
         if waits

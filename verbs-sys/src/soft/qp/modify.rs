@@ -128,7 +128,7 @@ impl Qp {
     /// # Errors
     /// `EBUSY` if a stopped peer is in the middle of a request; it can be tried again.
     pub(super) fn reset(&self, readiness: Readiness) -> Result<(), Errno> {
-        self.acknowledge_behind_answer();
+        self.acknowledge_at_the_end();
         self.state.store(IBV_QPS_RESET, Ordering::Release);
         self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
         self.quiesce_peer()?;
@@ -156,7 +156,7 @@ impl Qp {
 
     /// To ERR: what is queued on either side is flushed.
     fn fail_all(&self) -> Result<(), Errno> {
-        self.acknowledge_behind_answer();
+        self.acknowledge_at_the_end();
         self.enter_error();
         self.flush_sends_now();
         self.flush_recvs();

@@ -18,8 +18,8 @@ use crate::ffi::{
 use crate::soft::epoch;
 use crate::soft::keys;
 use crate::soft::layout::{NAK_VALID, Target};
-use crate::soft::link::ring::{self, Kind, Record, Ring};
-use crate::soft::link::{Link, Via};
+use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
+use crate::soft::link::Link;
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;
@@ -38,6 +38,8 @@ pub(super) struct State {
     /// Whether messages were executed that the peer has not been told of ([`OWED`]), and whether it
     /// wants a completion for one of them ([`COMPLETES`]).
     unacknowledged: Guarded32,
+    /// Units of our ring that the peer knows to be free again.
+    told_consumed: Guarded32,
     /// Since when the message at the front has found no receive, or 0.
     not_ready_since: Guarded64,
     unmappable: Guarded32,
@@ -52,6 +54,7 @@ impl State {
     pub(super) fn reset(&self) {
         for word in [
             &self.unacknowledged,
+            &self.told_consumed,
             &self.ring_at,
             &self.executed,
             &self.unmappable,
@@ -177,10 +180,8 @@ impl Qp {
             }
             let Some(arena) = map else { break };
             if let Some(link) = self.shared_link()
-                && let Via::Shm(peer) = &link.via
-                && let Err(error) = peer.map_arena(&self.process, arena)
+                && !link.map_arena(&self.process, arena)
             {
-                tracing::warn!(arena, %error, "cannot map memory of a peer");
                 self.responder.unmappable.store(arena, Ordering::Relaxed);
             }
         }
@@ -219,6 +220,11 @@ impl Qp {
                 break;
             };
             let next = at.wrapping_add(u32::from(record.units));
+            if record.flags & ring::ACKNOWLEDGES != 0 {
+                // Whether or not the message itself can be taken now.
+                let heard = &self.requester.heard;
+                heard.store(record.executed, Ordering::Release);
+            }
             if record.kind == Kind::Skip {
                 self.responder.ring_at.store(next, Ordering::Relaxed);
                 continue;
@@ -231,7 +237,7 @@ impl Qp {
                     let executed = self.responder.executed.load(Ordering::Relaxed);
                     self.responder
                         .executed
-                        .store(executed.wrapping_add(1), Ordering::Relaxed);
+                        .store(executed.wrapping_add(1), Ordering::Release);
                     wants_completion |= record.flags & ring::SIGNALED != 0;
                     *solicited |= record.flags & ring::SOLICITED != 0;
                 }
@@ -288,17 +294,47 @@ impl Qp {
         self.responder.unacknowledged.load(Ordering::Relaxed) != 0
     }
 
-    /// Acknowledges what a poll has taken, now that the answer is on its way.
+    /// Messages executed so far.
     #[inline]
-    pub(super) fn acknowledge_behind_answer(&self) {
+    pub(super) fn executed(&self) -> u32 {
+        self.responder.executed.load(Ordering::Acquire)
+    }
+
+    /// Acknowledges what a poll has taken, now that the answer is on its way; `told` is what the
+    /// answer itself has acknowledged.
+    #[inline]
+    pub(super) fn acknowledge_behind_answer(&self, told: Option<u32>) {
         if self.owes_acknowledgement() {
+            let responder = &self.responder;
             epoch::lock(&self.info().rq_epoch.0);
+            let consumed = responder.ring_at.load(Ordering::Relaxed);
+            let untold = consumed.wrapping_sub(responder.told_consumed.load(Ordering::Relaxed));
+            if told == Some(self.executed()) && untold < UNITS / 4 {
+                // The answer has rung the one bell there is, too.
+                responder.unacknowledged.store(0, Ordering::Relaxed);
             // SAFETY: the receive lock is held.
-            if let Some(link) = unsafe { self.link() } {
+            } else if let Some(link) = unsafe { self.link() } {
                 self.acknowledge(link);
             }
             epoch::unlock(&self.info().rq_epoch.0);
         }
+    }
+
+    /// Acknowledges everything where the peer finds it without a poll: this side is about to leave.
+    pub(super) fn acknowledge_at_the_end(&self) {
+        epoch::lock(&self.info().rq_epoch.0);
+        // SAFETY: the receive lock is held.
+        if let Some(link) = unsafe { self.link() } {
+            self.acknowledge_all(link);
+        }
+        epoch::unlock(&self.info().rq_epoch.0);
+    }
+
+    /// The receive lock is held.
+    fn acknowledge_all(&self, link: &Link) {
+        let unacknowledged = &self.responder.unacknowledged;
+        unacknowledged.fetch_or(OWED, Ordering::Relaxed);
+        self.acknowledge(link);
     }
 
     /// Tells the peer what was executed. The receive lock is held.
@@ -310,9 +346,12 @@ impl Qp {
             return;
         }
         responder.unacknowledged.store(0, Ordering::Relaxed);
-        let executed = u64::from(responder.executed.load(Ordering::Relaxed));
-        let consumed = u64::from(responder.ring_at.load(Ordering::Relaxed));
-        let ack = executed | consumed << 32;
+        if !link.takes_answers(self.qpn) {
+            return;
+        }
+        let consumed = responder.ring_at.load(Ordering::Relaxed);
+        responder.told_consumed.store(consumed, Ordering::Relaxed);
+        let ack = u64::from(self.executed()) | u64::from(consumed) << 32;
         link.mailbox().ack.store(ack, Ordering::Release);
         if owed & COMPLETES != 0
             && let Some(bell) = &link.send_bell
@@ -323,10 +362,12 @@ impl Qp {
 
     fn nak(&self, link: &Link, status: ibv_wc_status, answered: &mut bool) {
         tracing::debug!(qpn = self.qpn, status, "refused a message");
-        self.acknowledge(link);
-        link.mailbox()
-            .nak
-            .store(NAK_VALID | u64::from(status), Ordering::Release);
+        // The refusal is of the message after the last acknowledged one.
+        self.acknowledge_all(link);
+        if link.takes_answers(self.qpn) {
+            let nak = NAK_VALID | u64::from(status);
+            link.mailbox().nak.store(nak, Ordering::Release);
+        }
         *answered = true;
         if let Some(bell) = &link.send_bell {
             bell.ring(true);
@@ -445,7 +486,9 @@ impl Qp {
                 copy::fetch_add_u64(word, first)
             }
         };
-        link.mailbox().result.store(found, Ordering::Release);
+        if link.takes_answers(self.qpn) {
+            link.mailbox().result.store(found, Ordering::Release);
+        }
         Step::Done
     }
 

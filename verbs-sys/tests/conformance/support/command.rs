@@ -277,6 +277,8 @@ pub struct QpSetup {
     pub max_sge: u32,
     pub max_inline_data: u32,
     pub sq_sig_all: bool,
+    /// One completion queue for both work queues.
+    pub one_cq: bool,
     pub access: u32,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
@@ -293,6 +295,7 @@ impl Default for QpSetup {
             max_sge: 4,
             max_inline_data: 64,
             sq_sig_all: false,
+            one_cq: false,
             access: super::ALL_ACCESS.bits(),
             rnr_retry: 7,
             min_rnr_timer: 1,

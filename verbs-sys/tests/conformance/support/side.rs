@@ -176,7 +176,12 @@ impl Side {
                 .create_cq(256, Some(&self.channel))
                 .expect("no completion queue")
         };
-        let (send_cq, recv_cq) = (make(), make());
+        let send_cq = make();
+        let recv_cq = if setup.one_cq {
+            send_cq.clone()
+        } else {
+            make()
+        };
         let init = QueuePairInit {
             max_send_wr: setup.max_send_wr,
             max_recv_wr: setup.max_recv_wr,

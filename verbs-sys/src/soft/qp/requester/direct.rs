@@ -14,37 +14,30 @@ use crate::ffi::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, ibv_send_wr,
 };
-use crate::soft::epoch;
 
 impl Qp {
-    /// Executes a request if it is of the straight kind. It is the only one of its post.
+    /// Executes a request if it is of the straight kind and the only one of its post. The send lock is
+    /// held.
     ///
     /// # Safety
     ///
     /// As for `post_send`.
-    #[inline]
-    pub(super) unsafe fn post_direct(&self, wr: &ibv_send_wr) -> bool {
+    #[inline(always)]
+    pub(super) unsafe fn execute_direct(&self, wr: &ibv_send_wr) -> bool {
         let straight = wr.next.is_null()
             && wr.num_sge == 1
             && wr.send_flags & IBV_SEND_INLINE == 0
             && matches!(wr.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ)
             && self.cap.max_send_sge != 0;
-        if !straight {
-            return false;
-        }
-        let epoch = &self.info().sq_epoch.0;
-        epoch::lock(epoch);
-        // SAFETY: as for this function; the lock is held.
-        let executed = unsafe { self.execute_direct(wr) }.is_some();
-        epoch::unlock(epoch);
-        executed
+        // SAFETY: as for this function.
+        straight && unsafe { self.execute_straight(wr) }.is_some()
     }
 
     /// # Safety
     ///
-    /// As for `post_send`, with the send lock held.
+    /// As for `execute_direct`.
     #[inline(always)]
-    unsafe fn execute_direct(&self, wr: &ibv_send_wr) -> Option<()> {
+    unsafe fn execute_straight(&self, wr: &ibv_send_wr) -> Option<()> {
         let position = self.sq.tail.load(Ordering::Relaxed);
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
         if !idle || self.sq.is_full(position) || self.state() != IBV_QPS_RTS {

@@ -55,9 +55,9 @@ impl Qp {
             IBV_WR_RDMA_WRITE => self.rdma(link, target, request, len as usize, Direction::ToPeer),
             IBV_WR_RDMA_READ => self.rdma(link, target, request, len as usize, Direction::FromPeer),
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                self.atomic(link, target, request, len)
+                self.atomic(link, target, (request, bell), len)
             }
-            _ => self.message(link, request, len as usize),
+            _ => self.message(link, request, len as usize, bell),
         };
         if let Step::Sent(_) = done {
             bell.local = matches!(link.via, Via::Local);
@@ -179,7 +179,13 @@ impl Qp {
         }
     }
 
-    fn atomic(&self, link: &Link, target: Target, request: &Request<'_>, len: u64) -> Step {
+    fn atomic(
+        &self,
+        link: &Link,
+        target: Target,
+        (request, bell): (&Request<'_>, &mut Bell),
+        len: u64,
+    ) -> Step {
         if len != 8 {
             return Step::Failed(IBV_WC_LOC_LEN_ERR);
         }
@@ -214,7 +220,7 @@ impl Qp {
                 } else {
                     Kind::FetchAdd
                 };
-                let step = self.send_record(link, request, kind, 16, 0, |ring, at| {
+                let step = self.send_record(link, (request, bell), kind, 16, 0, |ring, at| {
                     let words = [request.compare_add, request.swap];
                     // SAFETY: the record was reserved for these sixteen bytes.
                     unsafe { ring.write(at, 0, words.as_ptr().cast(), 16) };
@@ -241,7 +247,8 @@ impl Qp {
             Trouble::Unmapped(arena)
                 if self.requester.unmappable.load(Ordering::Relaxed) == arena =>
             {
-                Step::Failed(IBV_WC_REM_OP_ERR)
+                // Its owner does not answer.
+                Step::Failed(IBV_WC_RETRY_EXC_ERR)
             }
             Trouble::Unmapped(arena) => Step::Map(arena),
             Trouble::Status(status) => Step::Failed(status),

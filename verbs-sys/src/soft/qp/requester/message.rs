@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::Qp;
-use super::{Request, Step, success, total};
+use super::{Bell, Request, Step, success, total};
 use crate::ffi::{
     IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
     IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM,
@@ -13,13 +13,19 @@ use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 
 impl Qp {
     /// SEND and RDMA WRITE with immediate: a record in the peer's ring.
-    pub(super) fn message(&self, link: &Link, request: &Request<'_>, len: usize) -> Step {
+    pub(super) fn message(
+        &self,
+        link: &Link,
+        request: &Request<'_>,
+        len: usize,
+        bell: &mut Bell,
+    ) -> Step {
         let kind = match request.opcode {
             IBV_WR_RDMA_WRITE_WITH_IMM => Kind::WriteImm,
             _ => Kind::Send,
         };
         if len <= ring::MAX_INLINE {
-            return self.send_record(link, request, kind, len, 0, |ring, at| {
+            return self.send_record(link, (request, bell), kind, len, 0, |ring, at| {
                 let mut offset = 0;
                 for sge in request.sges {
                     let (src, len) = (sge.addr as usize as *const u8, sge.length as usize);
@@ -31,16 +37,23 @@ impl Qp {
             });
         }
         let payload = size_of_val(request.sges);
-        self.send_record(link, request, kind, payload, ring::FETCH, |ring, at| {
-            // SAFETY: an SGE is 16 bytes of integers; the record was reserved for all of them.
-            unsafe { ring.write(at, 0, request.sges.as_ptr().cast(), payload) };
-        })
+        self.send_record(
+            link,
+            (request, bell),
+            kind,
+            payload,
+            ring::FETCH,
+            |ring, at| {
+                // SAFETY: an SGE is 16 bytes of integers; the record was reserved for all of them.
+                unsafe { ring.write(at, 0, request.sges.as_ptr().cast(), payload) };
+            },
+        )
     }
 
     pub(super) fn send_record(
         &self,
         link: &Link,
-        request: &Request<'_>,
+        (request, bell): (&Request<'_>, &mut Bell),
         kind: Kind,
         payload: usize,
         extra: u8,
@@ -81,6 +94,12 @@ impl Qp {
                 flags |= flag;
             }
         }
+        let hears = link.info().responder.0.hears.load(Ordering::Relaxed) != 0;
+        let executed = self.executed();
+        if hears {
+            flags |= ring::ACKNOWLEDGES;
+            bell.acknowledged = Some(executed);
+        }
         let len = total(request.sges) as u32;
         let record = Record {
             kind,
@@ -92,8 +111,11 @@ impl Qp {
             imm: request.imm,
             remote_addr: request.remote_addr,
             rkey: request.rkey,
+            executed,
         };
-        ring.publish(from, at, &record);
+        let cleared = requester.ring_cleared.load(Ordering::Relaxed);
+        let cleared = ring.publish(from, at, &record, cleared);
+        requester.ring_cleared.store(cleared, Ordering::Relaxed);
         requester
             .ring_at
             .store(from.wrapping_add(taken), Ordering::Relaxed);

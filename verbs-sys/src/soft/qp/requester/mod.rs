@@ -22,9 +22,13 @@ use crate::ffi::{IBV_WC_SUCCESS, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_sta
 pub(super) struct State {
     /// Where the next record goes in the peer's ring, counted in units for ever.
     ring_at: Guarded32,
+    /// Up to where lines of that ring are cleared.
+    ring_cleared: Guarded32,
     /// Units of the ring the peer has consumed, and messages it has acknowledged.
     consumed: Guarded32,
     acked: Guarded32,
+    /// Messages that records of the peer have acknowledged; written under the receive lock.
+    pub(super) heard: Guarded32,
     /// Since when the peer has not been ready, or 0.
     waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
@@ -43,8 +47,10 @@ impl State {
     pub(super) fn reset(&self) {
         for word in [
             &self.ring_at,
+            &self.ring_cleared,
             &self.consumed,
             &self.acked,
+            &self.heard,
             &self.atomic,
             &self.stalled,
             &self.unmappable,
@@ -128,6 +134,8 @@ struct Bell {
     due: bool,
     solicited: bool,
     local: bool,
+    /// What the last record acknowledges, if anything.
+    acknowledged: Option<u32>,
 }
 
 fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {

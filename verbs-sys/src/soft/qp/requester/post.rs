@@ -19,24 +19,41 @@ impl Qp {
     /// # Safety
     ///
     /// `wr` leads a valid chain of requests whose lists and inline data are readable.
+    #[inline]
     pub(in crate::soft) unsafe fn post_send(
         &self,
-        mut wr: *mut ibv_send_wr,
+        wr: *mut ibv_send_wr,
     ) -> Result<(), (i32, *mut ibv_send_wr)> {
         if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
             return Err((libc::EINVAL, wr));
         }
-        // SAFETY: the chain is valid by the caller's promise.
+        epoch::lock(&self.info().sq_epoch.0);
+        // SAFETY: the chain is valid by the caller's promise; the lock is held.
         if let Some(first) = unsafe { wr.as_ref() }
             // SAFETY: as above.
-            && unsafe { self.post_direct(first) }
+            && unsafe { self.execute_direct(first) }
         {
+            epoch::unlock(&self.info().sq_epoch.0);
             return Ok(());
         }
+        // SAFETY: as above.
+        unsafe { self.post_chain(wr) }
+    }
+
+    /// The general way. The send lock is held, and released.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(never)]
+    unsafe fn post_chain(&self, mut wr: *mut ibv_send_wr) -> Result<(), (i32, *mut ibv_send_wr)> {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         let mut result = Ok(());
-        epoch::lock(&self.info().sq_epoch.0);
+        if self.send_can_progress() {
+            // What has ended need not keep these requests waiting.
+            self.take_acknowledgements(&mut owed);
+        }
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
@@ -46,9 +63,9 @@ impl Qp {
             }
             wr = request.next;
         }
-        self.finish_burst(&mut owed, bell);
+        self.finish_burst(&mut owed, &bell);
         epoch::unlock(&self.info().sq_epoch.0);
-        self.acknowledge_behind_answer();
+        self.acknowledge_behind_answer(bell.acknowledged);
         self.settle(&mut owed);
         result
     }

@@ -23,7 +23,8 @@ impl Qp {
             return false;
         }
         let mailbox = self.mailbox();
-        mailbox.ack.load(Ordering::Relaxed) as u32 != self.requester.acked.load(Ordering::Relaxed)
+        let (executed, _) = self.acknowledged();
+        executed != self.requester.acked.load(Ordering::Relaxed)
             || mailbox.nak.load(Ordering::Relaxed) != 0
             || self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
             || self.state() == IBV_QPS_ERR
@@ -45,18 +46,28 @@ impl Qp {
         } else if self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed) {
             self.run_backlog(&mut owed, &mut bell);
         }
-        self.finish_burst(&mut owed, bell);
+        self.finish_burst(&mut owed, &bell);
         epoch::unlock(&self.info().sq_epoch.0);
         owed
     }
 
-    fn take_acknowledgements(&self, owed: &mut Owed) {
+    /// Messages that the peer says it has executed, and units of its ring that it has consumed.
+    #[inline]
+    fn acknowledged(&self) -> (u32, u32) {
+        let heard = self.requester.heard.load(Ordering::Acquire);
+        let ack = self.mailbox().ack.load(Ordering::Acquire);
+        let (executed, consumed) = (ack as u32, (ack >> 32) as u32);
+        // Records are not read when they come, so either may be the newer one.
+        let is_newer = (heard.wrapping_sub(executed) as i32) > 0;
+        (if is_newer { heard } else { executed }, consumed)
+    }
+
+    pub(super) fn take_acknowledgements(&self, owed: &mut Owed) {
         let mailbox = self.mailbox();
         // The refusal is published after the last acknowledgement, so it is read first.
         let nak = mailbox.nak.load(Ordering::Acquire);
-        let ack = mailbox.ack.load(Ordering::Acquire);
+        let (acked, consumed) = self.acknowledged();
         let requester = &self.requester;
-        let (acked, consumed) = (ack as u32, (ack >> 32) as u32);
         let newly = acked.wrapping_sub(requester.acked.load(Ordering::Relaxed));
         let done = self.sq.done.load(Ordering::Relaxed);
         let in_flight = self.sq.exec.load(Ordering::Relaxed).wrapping_sub(done);
@@ -118,7 +129,9 @@ impl Qp {
         let breaks_peer = matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR);
         // SAFETY: the send lock is held.
         if let Some(link) = unsafe { self.link() }.filter(|_| breaks_peer) {
-            link.mailbox().fault.store(1, Ordering::Release);
+            if link.takes_answers(self.qpn) {
+                link.mailbox().fault.store(1, Ordering::Release);
+            }
             owed.local |= matches!(link.via, Via::Local);
             link.kick();
         }
@@ -131,7 +144,7 @@ impl Qp {
         epoch::lock(&self.info().sq_epoch.0);
         self.take_acknowledgements(&mut owed);
         self.flush_sends(&mut owed);
-        self.finish_burst(&mut owed, Bell::default());
+        self.finish_burst(&mut owed, &Bell::default());
         epoch::unlock(&self.info().sq_epoch.0);
     }
 
@@ -152,7 +165,7 @@ impl Qp {
 
     /// Wakes whoever sleeps for what was published. The send lock is held.
     #[inline]
-    pub(super) fn finish_burst(&self, owed: &mut Owed, bell: Bell) {
+    pub(super) fn finish_burst(&self, owed: &mut Owed, bell: &Bell) {
         if bell.due {
             owed.local |= bell.local;
             // SAFETY: the send lock is held.
@@ -187,10 +200,9 @@ impl Qp {
             {
                 peer.progress_recv(true);
             }
-            if let (Some(arena), Via::Shm(peer)) = (owed.map, &link.via)
-                && let Err(error) = peer.map_arena(&self.process, arena)
+            if let Some(arena) = owed.map
+                && !link.map_arena(&self.process, arena)
             {
-                tracing::warn!(arena, %error, "cannot map memory of a peer");
                 self.requester.unmappable.store(arena, Ordering::Relaxed);
             }
             let again = owed.map.is_some() || self.send_can_progress();
@@ -223,7 +235,7 @@ impl Qp {
                 owed.failed = true;
             }
         }
-        self.finish_burst(&mut owed, Bell::default());
+        self.finish_burst(&mut owed, &Bell::default());
         epoch::unlock(&self.info().sq_epoch.0);
         self.settle(&mut owed);
     }
