@@ -8,8 +8,8 @@ use mr_pool::{Buffer, Pool};
 use serde::{Deserialize, Serialize};
 use verbs_sys::owned::OwnedQueuePair;
 use verbs_sys::{
-    AccessFlags, CompletionQueue, Gid, MemoryRegion, PathOptions, ProtectionDomain,
-    QueuePairEndpoint, QueuePairInit, RemoteAddr, WcStatus, WorkCompletion, find_device,
+    AccessFlags, CompletionQueue, MemoryRegion, PathOptions, ProtectionDomain, QueuePairInit,
+    RemoteAddr, WcStatus, WorkCompletion, find_device,
 };
 
 use crate::process::{Worker, answer};
@@ -21,51 +21,17 @@ const MEMORY: usize = 4096;
 /// Sequence number of the first packet, either way.
 const PSN: u32 = 0x1234;
 
-/// A queue pair's address, as one process tells another.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Endpoint {
-    qp_num: u32,
-    psn: u32,
-    gid: [u8; 16],
-    lid: u16,
-    mtu: u32,
-}
-
-impl From<QueuePairEndpoint> for Endpoint {
-    fn from(endpoint: QueuePairEndpoint) -> Self {
-        Self {
-            qp_num: endpoint.qp_num,
-            psn: endpoint.psn,
-            gid: endpoint.gid.0,
-            lid: endpoint.lid,
-            mtu: endpoint.mtu,
-        }
-    }
-}
-
-impl From<Endpoint> for QueuePairEndpoint {
-    fn from(endpoint: Endpoint) -> Self {
-        Self {
-            qp_num: endpoint.qp_num,
-            psn: endpoint.psn,
-            gid: Gid(endpoint.gid),
-            lid: endpoint.lid,
-            mtu: endpoint.mtu,
-        }
-    }
-}
-
 /// What is asked of a target.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
-    /// Connect to this queue pair; answered with [`Place`].
-    Connect(Endpoint),
+    /// Connect to the queue pair with this endpoint; answered with [`Place`].
+    Connect(String),
 }
 
 /// A target's memory and the queue pair that leads there.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
-    endpoint: Endpoint,
+    endpoint: String,
     addr: u64,
     rkey: u32,
 }
@@ -96,13 +62,14 @@ impl Side {
         })
     }
 
-    fn endpoint(&self) -> Result<Endpoint> {
-        Ok(self.qp.queue_pair().endpoint(&self.path, PSN)?.into())
+    fn endpoint(&self) -> Result<String> {
+        let endpoint = self.qp.queue_pair().endpoint(&self.path, PSN)?;
+        Ok(endpoint.to_string())
     }
 
-    fn connect(&self, remote: Endpoint) -> Result<()> {
+    fn connect(&self, remote: &str) -> Result<()> {
         let qp = self.qp.queue_pair();
-        qp.to_rtr(&remote.into(), &self.path)?;
+        qp.to_rtr(&remote.parse()?, &self.path)?;
         Ok(qp.to_rts(PSN, &self.path)?)
     }
 }
@@ -117,7 +84,7 @@ pub fn target(device: &str) -> Result<()> {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
     let region: MemoryRegion = side.pd.reg_memory(&memory, access)?;
     answer(|Command::Connect(remote)| {
-        side.connect(remote)?;
+        side.connect(&remote)?;
         Ok(Place {
             endpoint: side.endpoint()?,
             addr: region.addr(),
@@ -166,7 +133,7 @@ impl Initiator {
         let side = Side::open(device)?;
         let pool = Pool::builder(&side.pd).build()?;
         let place: Place = target.ask(&Command::Connect(side.endpoint()?))?;
-        side.connect(place.endpoint)?;
+        side.connect(&place.endpoint)?;
         Ok(Self {
             buffer: Some(pool.take(MEMORY)?),
             place: RemoteAddr {

@@ -34,5 +34,8 @@ pub use error::{
 pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion};
 pub use pd::ProtectionDomain;
-pub use qp::{PathOptions, QpAttrMask, QpState, QueuePair, QueuePairEndpoint, QueuePairInit};
+pub use qp::{
+    ParseEndpointError, PathOptions, QpAttrMask, QpState, QueuePair, QueuePairEndpoint,
+    QueuePairInit,
+};
 pub use work::{RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion};

@@ -1,8 +1,8 @@
-//! States and attributes of queue pairs, and what two sides of a connection tell each other.
+//! States and attributes of queue pairs.
 
 use crate::{
-    CompletionQueue, Gid,
-    ffi::{self, ibv_mtu, ibv_qp_state},
+    CompletionQueue,
+    ffi::{self, ibv_qp_state},
 };
 
 /// How to make a queue pair. All sizes are the least that are needed; a device may give more.
@@ -129,21 +129,6 @@ bitflags::bitflags! {
         /// `rate_limit`.
         const RATE_LIMIT = ffi::IBV_QP_RATE_LIMIT;
     }
-}
-
-/// What one side of a connection tells the other, by any means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueuePairEndpoint {
-    /// Number of the queue pair, 24 bits.
-    pub qp_num: u32,
-    /// First packet sequence number it will send, 24 bits.
-    pub psn: u32,
-    /// Address of its port.
-    pub gid: Gid,
-    /// Local identifier of its port, 0 on RoCE.
-    pub lid: u16,
-    /// Largest packet payload its port takes now, as verbs encode it (1 for 256 to 5 for 4096).
-    pub mtu: ibv_mtu,
 }
 
 /// The local side of a path: what [`QueuePair::to_rtr`](crate::QueuePair::to_rtr) and [`QueuePair::to_rts`](crate::QueuePair::to_rts) need beside the

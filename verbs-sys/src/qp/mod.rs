@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 mod attr;
+mod endpoint;
 
 use std::{
     fmt, io,
@@ -8,7 +9,8 @@ use std::{
     ptr::{self, NonNull},
 };
 
-pub use self::attr::{PathOptions, QpAttrMask, QpState, QueuePairEndpoint, QueuePairInit};
+pub use self::attr::{PathOptions, QpAttrMask, QpState, QueuePairInit};
+pub use self::endpoint::{ParseEndpointError, QueuePairEndpoint};
 use crate::{
     AccessFlags, CompletionQueue, CreateError, ProtectionDomain, QueuePairError, RawPostError,
     context::created,

@@ -18,8 +18,8 @@ use crate::ffi::{
 use crate::soft::epoch;
 use crate::soft::keys;
 use crate::soft::layout::{NAK_VALID, Target};
-use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 use crate::soft::link::Link;
+use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;

@@ -1,7 +1,7 @@
 //! What an end can be told to do, in a form that goes to another process.
 
 use serde::{Deserialize, Serialize};
-use verbs_sys::{Gid, PathOptions, QueuePairEndpoint, SendFlags, Sge, WcOpcode, WcStatus, ffi};
+use verbs_sys::{PathOptions, SendFlags, Sge, WcOpcode, WcStatus, ffi};
 
 /// Where the memory of an end comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -319,39 +319,8 @@ impl QpSetup {
     }
 }
 
-/// A `QueuePairEndpoint` that can travel.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Address {
-    qp_num: u32,
-    psn: u32,
-    gid: [u8; 16],
-    lid: u16,
-    mtu: u32,
-}
-
-impl From<QueuePairEndpoint> for Address {
-    fn from(endpoint: QueuePairEndpoint) -> Self {
-        Self {
-            qp_num: endpoint.qp_num,
-            psn: endpoint.psn,
-            gid: endpoint.gid.0,
-            lid: endpoint.lid,
-            mtu: endpoint.mtu,
-        }
-    }
-}
-
-impl From<Address> for QueuePairEndpoint {
-    fn from(address: Address) -> Self {
-        Self {
-            qp_num: address.qp_num,
-            psn: address.psn,
-            gid: Gid(address.gid),
-            lid: address.lid,
-            mtu: address.mtu,
-        }
-    }
-}
+/// A `QueuePairEndpoint` as text.
+pub type Address = String;
 
 /// What an end does. The type of its answer is in the comment.
 #[derive(Clone, Debug, Serialize, Deserialize)]

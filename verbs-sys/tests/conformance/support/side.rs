@@ -100,7 +100,8 @@ impl Side {
             Command::ToRtr { qp, remote } => {
                 let pair = self.pair(qp);
                 let path = pair.setup.path(self.gid_index);
-                let result = pair.qp.to_rtr(&remote.into(), &path);
+                let remote = remote.parse().expect("no endpoint");
+                let result = pair.qp.to_rtr(&remote, &path);
                 result.expect("no way to RTR");
             }
             Command::ToRts { qp } => {
@@ -216,7 +217,7 @@ impl Side {
         let pair = self.pair(qp);
         let path = pair.setup.path(self.gid_index);
         let endpoint = pair.qp.endpoint(&path, pair.psn).expect("no endpoint");
-        endpoint.into()
+        endpoint.to_string()
     }
 
     fn change_state(&self, qp: usize, state: ffi::ibv_qp_state) {
