@@ -129,7 +129,7 @@ mod tests {
             (String::new(), "LID"),
             (format!("0:1000000:0:{gid}:5"), "queue pair number"),
             (format!("0:1:-1:{gid}:5"), "packet sequence number"),
-            (format!("0:1:1:{gid}0:5"), "GID"),
+            (format!("0:1:1:1{gid}:5"), "GID"),
             (format!("0:1:1:{gid}:0"), "MTU"),
             (format!("0:1:1:{gid}:6"), "MTU"),
             (format!("0:1:1:{gid}:5:"), "more than five"),

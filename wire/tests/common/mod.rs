@@ -47,6 +47,18 @@ pub fn pool(pd: &ProtectionDomain) -> Pool {
         .expect("a pool")
 }
 
+/// Settings under which every queue is soon full.
+pub fn small() -> Config {
+    Config {
+        recv_depth: 8,
+        send_depth: 4,
+        queue_limit: 6,
+        max_connections: 4,
+        message_size: 1024,
+        ..Config::default()
+    }
+}
+
 pub fn endpoint(config: Config) -> Endpoint {
     endpoint_on(&domain(), config)
 }

@@ -1,0 +1,207 @@
+//! Executing one message: finding its receive, and placing its bytes.
+
+use std::sync::atomic::Ordering;
+
+use super::super::access::{self, Cursor, Direction, Place, Trouble};
+use super::super::queues::{Outcome, received};
+use super::super::{MAX_SGE, Qp};
+use super::Step;
+use crate::copy;
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE, IBV_WC_LOC_LEN_ERR,
+    IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge,
+};
+use crate::soft::epoch;
+use crate::soft::keys;
+use crate::soft::layout::Target;
+use crate::soft::link::Link;
+use crate::soft::link::ring::{self, Kind, Record, Ring};
+
+impl Qp {
+    pub(super) fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let needed = match record.kind {
+            Kind::Skip | Kind::Send => None,
+            Kind::WriteImm => Some(IBV_ACCESS_REMOTE_WRITE),
+            Kind::CompareSwap | Kind::FetchAdd => Some(IBV_ACCESS_REMOTE_ATOMIC),
+        };
+        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
+        if needed.is_some_and(|right| !target.allows(right)) {
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
+        match record.kind {
+            Kind::Skip => Step::Done,
+            Kind::Send => self.take_send(link, ring, at, record),
+            Kind::WriteImm => self.take_write_imm(link, ring, at, record),
+            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(link, ring, at, record),
+        }
+    }
+
+    fn take_send(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let position = self.rq.done.load(Ordering::Relaxed);
+        if position == self.rq.tail.load(Ordering::Relaxed) {
+            return Step::NotReady;
+        }
+        let buffers = self.rq.buffers(position);
+        let room: u64 = buffers.clone().map(|sge| u64::from(sge.length)).sum();
+        if u64::from(record.len) > room {
+            self.rq
+                .complete(position, Outcome::failed(IBV_WC_LOC_LEN_ERR));
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
+        match self.place(link, ring, at, record, buffers) {
+            Ok(()) => {
+                let imm = (record.flags & ring::WITH_IMM != 0).then_some(record.imm);
+                self.rq.complete(position, received(record.len, imm));
+                Step::Done
+            }
+            Err(Trouble::Unmapped(arena)) => Step::Map(arena),
+            Err(Trouble::Status(local)) => {
+                self.rq.complete(position, Outcome::failed(local));
+                Step::Refused(IBV_WC_REM_OP_ERR)
+            }
+        }
+    }
+
+    fn take_write_imm(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let position = self.rq.done.load(Ordering::Relaxed);
+        if position == self.rq.tail.load(Ordering::Relaxed) {
+            return Step::NotReady;
+        }
+        if record.len > 0 {
+            let access = IBV_ACCESS_REMOTE_WRITE;
+            if !self.grants(record.rkey, record.remote_addr, record.len as usize, access) {
+                return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+            }
+            let target = ibv_sge {
+                addr: record.remote_addr,
+                length: record.len,
+                lkey: record.rkey,
+            };
+            match self.place(link, ring, at, record, std::iter::once(target)) {
+                Ok(()) => {}
+                Err(Trouble::Unmapped(arena)) => return Step::Map(arena),
+                Err(Trouble::Status(_)) => return Step::Refused(IBV_WC_REM_OP_ERR),
+            }
+        }
+        let outcome = Outcome {
+            status: IBV_WC_SUCCESS,
+            opcode: IBV_WC_RECV_RDMA_WITH_IMM,
+            byte_len: record.len,
+            imm: Some(record.imm),
+        };
+        self.rq.complete(position, outcome);
+        Step::Done
+    }
+
+    /// An atomic on memory that the requester cannot map.
+    fn take_atomic(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        if !record.remote_addr.is_multiple_of(8) {
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+        }
+        if !self.grants(record.rkey, record.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+            return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+        }
+        let operands: *const u64 = ring.payload(at).cast();
+        let word = record.remote_addr as usize as *mut u64;
+        // SAFETY: the operands lie in the ring, at a multiple of eight; the word was checked under
+        // the receive lock, which its deregistration waits for.
+        let found = unsafe {
+            let first = copy::load_u64(operands);
+            if record.kind == Kind::CompareSwap {
+                copy::compare_swap_u64(word, first, copy::load_u64(operands.wrapping_add(1)))
+            } else {
+                copy::fetch_add_u64(word, first)
+            }
+        };
+        if link.takes_answers(self.qpn) {
+            link.mailbox().result.store(found, Ordering::Release);
+        }
+        Step::Done
+    }
+
+    /// Whether a range may be accessed by rkey.
+    fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> bool {
+        keys::lookup(&self.process.info().keys, rkey).is_some_and(|range| {
+            range
+                .check(self.pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
+                .is_ok()
+        })
+    }
+
+    /// Copies a message to our buffers: out of the ring, or out of the requester's memory.
+    fn place(
+        &self,
+        link: &Link,
+        ring: &Ring,
+        at: u32,
+        record: &Record,
+        buffers: impl Iterator<Item = ibv_sge> + Clone,
+    ) -> Result<(), Trouble> {
+        let keys = &self.process.info().keys;
+        let len = record.len as usize;
+        let writable = |buffers: &mut dyn Iterator<Item = ibv_sge>| {
+            let mut left = len;
+            buffers
+                .take_while(|sge| {
+                    let wanted = left > 0;
+                    left = left.saturating_sub(sge.length as usize);
+                    wanted
+                })
+                .try_for_each(|sge| {
+                    access::check_local(keys, self.pd, &sge, IBV_ACCESS_LOCAL_WRITE)
+                })
+        };
+        writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+        let mut list = Cursor::new(buffers.clone());
+        if record.flags & ring::FETCH == 0 {
+            let from = Place::Here(ring.payload(at));
+            // SAFETY: the record's payload lies in the ring; the buffers were checked under the
+            // receive lock, which is held.
+            return unsafe {
+                access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from))
+            };
+        }
+        let mut sources = [ibv_sge::default(); MAX_SGE as usize];
+        let count = usize::from(record.num_sge).min(sources.len());
+        let bytes = count * size_of::<ibv_sge>();
+        // SAFETY: the record's units hold `num_sge` elements, checked when it was decoded; any bytes
+        // make an SGE.
+        unsafe { copy::read_shared(sources.as_mut_ptr().cast(), ring.payload(at), bytes) };
+        let pd = Target(link.info().responder.0.target.load(Ordering::SeqCst)).pd();
+        let mut left = len;
+        for source in &sources[..count] {
+            let piece = (source.length as usize).min(left);
+            if piece == 0 {
+                continue;
+            }
+            let reach = || access::resolve(link, pd, source.lkey, source.addr, piece, 0);
+            let place = match reach() {
+                Ok(place) => place,
+                Err(Trouble::Unmapped(arena))
+                    if self.responder.unmappable.load(Ordering::Relaxed) != arena =>
+                {
+                    return Err(Trouble::Unmapped(arena));
+                }
+                Err(_) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+            };
+            let renew = || {
+                epoch::renew(&self.info().rq_epoch.0);
+                writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+                reach()
+            };
+            // SAFETY: both sides were checked under the receive lock, which is held.
+            match unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) } {
+                Ok(()) => {}
+                Err(Trouble::Unmapped(arena)) => return Err(Trouble::Unmapped(arena)),
+                Err(Trouble::Status(_)) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+            }
+            left -= piece;
+        }
+        if left == 0 {
+            Ok(())
+        } else {
+            Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR))
+        }
+    }
+}
