@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 /// Bumped with every change of messages or of the shared layout.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 const WORDS: usize = 4;
 const BYTES: usize = WORDS * 8;
 const MAX_FDS: usize = 3;
@@ -234,8 +234,10 @@ mod tests {
         ] {
             assert_eq!(Request::decode(request.encode()), Ok(request));
         }
-        assert_eq!(Request::decode([2, 1, 0, 0]), Err(Errno::PROTONOSUPPORT));
-        assert_eq!(Request::decode([1, 9, 0, 0]), Err(Errno::PROTO));
-        assert_eq!(Request::decode([1, 1, 1 << 32, 0]), Err(Errno::PROTO));
+        let version = u64::from(PROTOCOL);
+        let decode = |words| Request::decode(words);
+        assert_eq!(decode([version - 1, 1, 0, 0]), Err(Errno::PROTONOSUPPORT));
+        assert_eq!(decode([version, 9, 0, 0]), Err(Errno::PROTO));
+        assert_eq!(decode([version, 1, 1 << 32, 0]), Err(Errno::PROTO));
     }
 }
