@@ -59,7 +59,16 @@ impl Context {
             ("ibv_req_notify_cq", ops.req_notify_cq.is_some()),
         ];
         match present.iter().find(|(_, is_there)| !is_there) {
-            None => Ok(context),
+            None => {
+                // A waiting thread sleeps in poll(2), so that several can share the descriptor.
+                rustix::io::ioctl_fionbio(context.async_fd(), true).map_err(|error| {
+                    DeviceError::Open {
+                        device: context.device_name(),
+                        source: error.into(),
+                    }
+                })?;
+                Ok(context)
+            }
             Some((call, _)) => Err(DeviceError::Incomplete {
                 device: context.device_name(),
                 call,
@@ -79,7 +88,9 @@ impl Context {
         self.inner.device.name()
     }
 
-    /// The C object, valid while a handle to it or to one of its children lives.
+    /// The C object, valid while a handle to it or to one of its children lives. Its asynchronous
+    /// events are taken for those of objects of this crate: whoever makes others on it must not let
+    /// this crate take an event of them.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {
         self.inner.raw.as_ptr()

@@ -181,6 +181,18 @@ pub enum EventError {
     Wait(#[source] io::Error),
 }
 
+/// Waiting for or taking an asynchronous event failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AsyncEventError {
+    /// ibv_get_async_event(3) failed.
+    #[error("ibv_get_async_event failed")]
+    Get(#[source] io::Error),
+    /// Waiting for the context's file descriptor failed.
+    #[error("waiting for an asynchronous event failed")]
+    Wait(#[source] io::Error),
+}
+
 /// ibv_poll_cq(3) failed: the completion queue is unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("ibv_poll_cq failed; the completion queue has overrun or its device is gone")]

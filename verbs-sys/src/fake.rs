@@ -35,9 +35,14 @@ pub(crate) struct State {
     pub(crate) event: Option<*mut ibv_cq>,
     /// Events given and events acknowledged.
     pub(crate) events: (u32, u32),
+    /// The asynchronous event that waits.
+    pub(crate) async_event: Option<ibv_async_event>,
+    /// Asynchronous events given and acknowledged.
+    pub(crate) async_events: (u32, u32),
     /// Every change of a queue pair: its mask and attributes.
     pub(crate) modified: Vec<(u32, ibv_qp_attr)>,
     event_fd: Option<OwnedFd>,
+    async_fd: Option<OwnedFd>,
 }
 
 thread_local! {
@@ -66,6 +71,15 @@ pub(crate) fn ring(queue: *mut ibv_cq) {
     });
 }
 
+/// Makes an asynchronous event wait.
+pub(crate) fn raise(event: ibv_async_event) {
+    with(|state| {
+        state.async_event = Some(event);
+        let fd = state.async_fd.as_ref().expect("a context is open");
+        rustix::io::write(fd, &1_u64.to_ne_bytes()).expect("eventfd takes the count");
+    });
+}
+
 static PROVIDER: Provider = Provider {
     is_software: false,
     get_device_list: |count| {
@@ -85,8 +99,13 @@ static PROVIDER: Provider = Provider {
     },
     get_device_guid: |_| 0x0102_u64.to_be(),
     open_device: |device| {
+        let flags = rustix::event::EventfdFlags::SEMAPHORE;
+        let fd = rustix::event::eventfd(0, flags).expect("eventfd");
+        let async_fd = fd.as_raw_fd();
+        with(|state| state.async_fd = Some(fd));
         let mut context = ibv_context {
             device,
+            async_fd,
             ..ibv_context::zeroed()
         };
         context.ops.post_send = Some(post_send);
@@ -128,6 +147,20 @@ static PROVIDER: Provider = Provider {
         unsafe { (*gid).raw = raw };
         0
     },
+    get_async_event: |_, event| {
+        with(|state| {
+            let fd = state.async_fd.as_ref().expect("a context is open");
+            if let Err(error) = rustix::io::read(fd, &mut [0_u8; 8]) {
+                set_errno(error.raw_os_error());
+                return -1;
+            }
+            state.async_events.0 += 1;
+            // SAFETY: the caller gives room.
+            unsafe { *event = state.async_event.expect("an event waits") };
+            0
+        })
+    },
+    ack_async_event: |_| with(|state| state.async_events.1 += 1),
     alloc_memory: |_, len| Box::into_raw(vec![0_u8; len].into_boxed_slice()).cast::<c_void>(),
     free_memory: |_, addr, len| {
         // SAFETY: made by `alloc_memory` with this length.

@@ -5,6 +5,7 @@ pub mod ffi;
 pub mod owned;
 pub mod soft;
 
+mod async_event;
 mod channel;
 mod context;
 mod cq;
@@ -23,13 +24,14 @@ mod rdma_core;
 mod tests;
 mod work;
 
+pub use async_event::{AsyncEvent, AsyncEventKind};
 pub use channel::{CompletionChannel, CompletionEvent};
 pub use context::{Context, GID_INDEX_VARIABLE, Gid};
 pub use cq::CompletionQueue;
 pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
 pub use error::{
-    CreateError, DeregisterError, DeviceError, EventError, MemoryError, PollError, QueuePairError,
-    RawPostError,
+    AsyncEventError, CreateError, DeregisterError, DeviceError, EventError, MemoryError, PollError,
+    QueuePairError, RawPostError,
 };
 pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion};

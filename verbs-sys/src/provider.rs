@@ -8,8 +8,8 @@
 use core::ffi::{c_int, c_void};
 
 use crate::ffi::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
-    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid,
+    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
 
 /// The control calls of one kind of device.
@@ -36,6 +36,11 @@ pub(crate) struct Provider {
     pub(crate) query_port: unsafe fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
     /// ibv_query_gid(3).
     pub(crate) query_gid: unsafe fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int,
+
+    /// ibv_get_async_event(3): 0, or -1 with `errno`.
+    pub(crate) get_async_event: unsafe fn(*mut ibv_context, *mut ibv_async_event) -> c_int,
+    /// ibv_ack_async_event(3).
+    pub(crate) ack_async_event: unsafe fn(*mut ibv_async_event),
 
     /// Page-aligned zeroed memory of the given bytes that this device reaches best; null and
     /// `errno` on failure.

@@ -309,3 +309,44 @@ fn every_status_and_opcode_of_c_has_a_name() {
         WcOpcode::Other(ffi::IBV_WC_TSO)
     );
 }
+
+#[test]
+fn an_asynchronous_event_is_acknowledged_once_and_names_its_object() {
+    let context = fake::open();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let other = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let element = ffi::ibv_async_event_element { qp: qp.as_raw() };
+    let raw = |event_type, element| ffi::ibv_async_event {
+        element,
+        event_type,
+    };
+    assert!(context.try_get_async_event().unwrap().is_none());
+    let nothing = context.next_async_event_timeout(Duration::ZERO);
+    assert!(nothing.unwrap().is_none());
+
+    fake::raise(raw(ffi::IBV_EVENT_QP_FATAL, element));
+    let event = context.next_async_event().unwrap();
+    assert_eq!(*event.kind(), AsyncEventKind::QpFatal(qp.qp_num()));
+    assert!(event.is_of(&qp) && !event.is_of(&other));
+    assert_eq!(fake::with(|state| state.async_events), (1, 0));
+    drop(event);
+    assert_eq!(fake::with(|state| state.async_events), (1, 1));
+
+    let element = ffi::ibv_async_event_element { cq: cq.as_raw() };
+    fake::raise(raw(ffi::IBV_EVENT_CQ_ERR, element));
+    let event = context.try_get_async_event().unwrap().unwrap();
+    assert_eq!(*event.kind(), AsyncEventKind::CqErr(cq.clone()));
+    // The event keeps its queue alive.
+    drop((qp, other, cq));
+    assert!(!destroyed().contains(&"cq"));
+    drop(event);
+    assert_eq!(fake::with(|state| state.async_events), (2, 2));
+    assert!(destroyed().contains(&"cq"));
+
+    let element = ffi::ibv_async_event_element { port_num: 1 };
+    fake::raise(raw(ffi::IBV_EVENT_PORT_ERR, element));
+    let event = context.next_async_event().unwrap();
+    assert_eq!(*event.kind(), AsyncEventKind::PortErr(1));
+}

@@ -47,6 +47,12 @@ pub(crate) static PROVIDER: Provider = Provider {
         // SAFETY: see above.
         unsafe { sys::ibv_query_gid(context.cast(), port, index, gid.cast()) }
     },
+    get_async_event: |context, event| {
+        // SAFETY: see above.
+        unsafe { sys::ibv_get_async_event(context.cast(), event.cast()) }
+    },
+    // SAFETY: see above.
+    ack_async_event: |event| unsafe { sys::ibv_ack_async_event(event.cast()) },
     alloc_memory,
     free_memory,
     // SAFETY: see above.

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::biased::Biased;
 use super::channel::Channel;
+use super::events::{AsyncEvents, Source};
 use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell};
 use super::link;
 use super::process::Process;
@@ -32,6 +33,7 @@ pub(super) struct Cq {
     polled: Biased<Polled>,
     events: Mutex<Events>,
     acknowledged: Condvar,
+    async_events: Source,
 }
 
 /// Events that were delivered.
@@ -71,6 +73,7 @@ impl std::fmt::Debug for Cq {
 impl Cq {
     pub(super) fn new(
         process: &Arc<Process>,
+        async_events: &Arc<AsyncEvents>,
         fields: ibv_cq,
         channel: Option<Arc<Channel>>,
     ) -> Result<Arc<Self>, Errno> {
@@ -90,6 +93,7 @@ impl Cq {
             }),
             events: Mutex::default(),
             acknowledged: Condvar::new(),
+            async_events: Source::new(async_events),
         });
         let bell = cq.cq_bell();
         bell.armed.store(0, Ordering::Relaxed);
@@ -149,6 +153,10 @@ impl Cq {
         }
     }
 
+    pub(super) fn async_events(&self) -> &Source {
+        &self.async_events
+    }
+
     pub(super) fn event_delivered(&self) {
         self.events().unacknowledged += 1;
     }
@@ -194,6 +202,7 @@ impl Cq {
             self.acknowledged
                 .wait_while(events, |events| events.unacknowledged > 0),
         );
+        self.async_events.retire();
         self.process.cq_indices.give(self.index);
         Ok(())
     }

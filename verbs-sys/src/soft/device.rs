@@ -6,9 +6,12 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
+use super::cq::Cq;
+use super::events::{AsyncEvents, Source};
 use super::layout::{MAX_CQ, MAX_KEYS, MAX_PD, MAX_QP};
 use super::options::Options;
 use super::process::Process;
+use super::qp::Qp;
 use super::{objects, qp};
 use crate::ffi::*;
 
@@ -42,6 +45,7 @@ fn device() -> *mut ibv_device {
 pub(super) struct Context {
     verbs: verbs_context,
     pub process: Option<Arc<Process>>,
+    pub events: Arc<AsyncEvents>,
     pub options: Options,
 }
 
@@ -102,6 +106,10 @@ pub(super) unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
 ///
 /// `device` is of this provider's list.
 pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ibv_context {
+    let events = match AsyncEvents::new() {
+        Ok(events) => Arc::new(events),
+        Err(error) => return objects::null(error),
+    };
     let process = match Process::acquire() {
         Ok(process) => process,
         Err(error) => return objects::null(error),
@@ -111,12 +119,13 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
     verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
     verbs.context.device = device;
     verbs.context.cmd_fd = -1;
-    verbs.context.async_fd = -1;
+    verbs.context.async_fd = events.fd();
     verbs.context.num_comp_vectors = 1;
     verbs.context.ops = objects::OPS;
     let context = Box::new(Context {
         verbs,
         process: Some(process),
+        events,
         options: options.clone(),
     });
     let context = Box::into_raw(context);
@@ -216,6 +225,52 @@ pub(super) unsafe fn query_gid(
             0
         }
         None => libc::EINVAL,
+    }
+}
+
+pub(super) unsafe fn get_async_event(
+    handle: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: an open context, by the provider's contract.
+    let context = unsafe { context(handle) };
+    match context.events.next() {
+        Ok(next) => {
+            // SAFETY: a place for the result, by the man page.
+            unsafe { event.write(next) };
+            0
+        }
+        Err(error) => objects::failed(error),
+    }
+}
+
+pub(super) unsafe fn ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event that was delivered and not yet acknowledged, by the man page.
+    if let Some(source) = unsafe { source(&*event) } {
+        source.acknowledge();
+    }
+}
+
+/// The object of an event, if it is of an object.
+///
+/// # Safety
+///
+/// The event was delivered by this provider and is not acknowledged yet, so its object is alive.
+unsafe fn source<'a>(event: &ibv_async_event) -> Option<&'a Source> {
+    // SAFETY: the type tells which member is set, and the handle is the address of our structure.
+    unsafe {
+        match event.event_type {
+            IBV_EVENT_CQ_ERR => Some((*event.element.cq.cast::<Cq>()).async_events()),
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                Some((*event.element.qp.cast::<Qp>()).async_events())
+            }
+            _ => None,
+        }
     }
 }
 

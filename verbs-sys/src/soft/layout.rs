@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm2");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm3");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -80,6 +80,8 @@ pub(crate) struct Responder {
     pub rq_psn: AtomicU32,
     /// Nonzero if one poll sees both queues, so that acknowledgements may come with records.
     pub hears: AtomicU32,
+    /// Nonzero in RTR: whoever sends the first request shall give [`NOTICE_FIRST`].
+    pub awaits_first: AtomicU32,
 }
 
 /// What peers write to a queue pair.
@@ -91,13 +93,20 @@ pub(crate) struct QpMailbox {
     pub nak: AtomicU64,
     /// The value an atomic found, when the peer executed it.
     pub result: AtomicU64,
-    /// Nonzero once the peer's requester has met an error that breaks this queue pair too.
-    pub fault: AtomicU32,
+    /// `NOTICE_*` bits, set by the peer's requester.
+    pub notices: AtomicU32,
     pub ring: Line<[u8; RING_BYTES]>,
 }
 
 /// Set in [`QpMailbox::nak`] when its status is meant.
 pub(crate) const NAK_VALID: u64 = 1 << 63;
+
+/// The peer has begun to send, and the queue pair wanted to know.
+pub(crate) const NOTICE_FIRST: u32 = 1;
+/// A request was refused for its key, range or rights, which breaks this queue pair too.
+pub(crate) const NOTICE_ACCESS: u32 = 2;
+/// The same for a request that this queue pair does not take at all.
+pub(crate) const NOTICE_INVALID: u32 = 4;
 
 /// What peers write to a completion queue.
 #[repr(C, align(128))]

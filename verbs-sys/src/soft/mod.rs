@@ -9,6 +9,7 @@ mod channel;
 mod cq;
 mod device;
 mod epoch;
+mod events;
 mod identity;
 mod index;
 mod keys;
@@ -38,6 +39,8 @@ pub(crate) static PROVIDER: Provider = Provider {
     query_device: device::query_device,
     query_port: device::query_port,
     query_gid: device::query_gid,
+    get_async_event: device::get_async_event,
+    ack_async_event: device::ack_async_event,
     alloc_memory: objects::alloc_memory,
     free_memory: objects::free_memory,
     alloc_pd: objects::alloc_pd,

@@ -63,6 +63,12 @@ pub(super) fn null<T>(error: Errno) -> *mut T {
     core::ptr::null_mut()
 }
 
+/// What a call that gives -1 on failure returns then.
+pub(super) fn failed(error: Errno) -> c_int {
+    set_errno(error);
+    -1
+}
+
 fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(null)
 }
@@ -238,10 +244,7 @@ pub(super) unsafe fn get_cq_event(
             }
             0
         }
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
+        Err(error) => failed(error),
     }
 }
 
@@ -276,9 +279,11 @@ pub(super) unsafe fn create_cq(
         fields.channel = channel;
         fields.cq_context = cq_context;
         fields.cqe = cqe;
-        Ok(Arc::into_raw(Cq::new(process, fields, shared)?)
-            .cast_mut()
-            .cast())
+        Ok(
+            Arc::into_raw(Cq::new(process, &context.events, fields, shared)?)
+                .cast_mut()
+                .cast(),
+        )
     }))
 }
 
@@ -324,7 +329,7 @@ pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr)
         fields.send_cq = init.send_cq;
         fields.recv_cq = init.recv_cq;
         fields.qp_type = init.qp_type;
-        let qp = Qp::create(process, pd.id, fields, queues, init)?;
+        let qp = Qp::create(process, &context.events, pd.id, fields, queues, init)?;
         pd.children.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::into_raw(qp).cast_mut().cast())
     }))

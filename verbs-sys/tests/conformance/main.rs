@@ -6,6 +6,7 @@
 //!
 //! Where the standard leaves a choice, or a known device deviates, the test says so.
 
+mod async_events;
 mod atomics;
 mod concurrency;
 mod events;

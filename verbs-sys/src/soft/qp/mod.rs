@@ -17,11 +17,13 @@ use rustix::io::Errno;
 use self::queues::{RecvQueue, SendQueue};
 use super::cq::Cq;
 use super::epoch;
+use super::events::{AsyncEvents, Source};
 use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
 use super::link::{Link, Via};
 use super::process::{self, Process};
 use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RESET, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_wc,
+    IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, ibv_async_event, ibv_async_event_element,
+    ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -63,6 +65,7 @@ pub(super) struct Qp {
     requester: requester::State,
     responder: responder::State,
     control: Mutex<Control>,
+    async_events: Source,
 }
 
 /// What only the control path touches.
@@ -88,6 +91,7 @@ impl std::fmt::Debug for Qp {
 impl Qp {
     pub(super) fn create(
         process: &Arc<Process>,
+        async_events: &Arc<AsyncEvents>,
         pd: u32,
         fields: ibv_qp,
         queues: (Arc<Cq>, Arc<Cq>),
@@ -130,6 +134,7 @@ impl Qp {
                 attr: ibv_qp_attr::zeroed(),
                 generation: 0,
             }),
+            async_events: Source::new(async_events),
             send_cq,
             recv_cq,
         });
@@ -148,7 +153,8 @@ impl Qp {
         Ok(qp)
     }
 
-    /// ibv_destroy_qp(3): returns when no peer executes a request on it any more.
+    /// ibv_destroy_qp(3): returns when no peer executes a request on it any more, and every event
+    /// that was delivered is acknowledged.
     ///
     /// # Errors
     /// `EBUSY` if a stopped peer does; the queue pair is then in RESET.
@@ -157,8 +163,22 @@ impl Qp {
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.process.remove_qp(self.qpn);
+        self.async_events.retire();
         self.process.qp_indices.give(qpn_index(self.qpn) as u32);
         Ok(())
+    }
+
+    pub(super) fn async_events(&self) -> &Source {
+        &self.async_events
+    }
+
+    /// Queues an asynchronous event of this queue pair.
+    fn raise(&self, event_type: ibv_event_type) {
+        tracing::debug!(qpn = self.qpn, event_type, "an asynchronous event");
+        self.async_events.raise(ibv_async_event {
+            element: ibv_async_event_element { qp: self.qp.get() },
+            event_type,
+        });
     }
 
     #[inline]
@@ -211,6 +231,10 @@ impl Qp {
         );
         let responder = &self.info().responder.0;
         responder.rq_psn.store(attr.rq_psn, Ordering::Relaxed);
+        let awaits_first = self.state() == IBV_QPS_RTR;
+        responder
+            .awaits_first
+            .store(awaits_first.into(), Ordering::Relaxed);
         responder.target.store(target.0, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
     }

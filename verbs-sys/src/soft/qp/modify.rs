@@ -8,10 +8,11 @@ use rustix::io::Errno;
 use super::{Control, MAX_RD_ATOMIC, Qp, state};
 use crate::ffi::{
     IBV_MTU_4096, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_DEST_QPN,
-    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
-    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
-    IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
-    IBV_QPT_RC, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_state,
+    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
+    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR,
+    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_SQD, IBV_QPT_RC, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_qp_state,
 };
 use crate::soft::epoch;
 use crate::soft::layout::Readiness;
@@ -67,6 +68,10 @@ impl Qp {
                     Readiness::NotYet
                 };
                 self.publish(ready, &attr, control.generation);
+                let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0;
+                if notify && next == IBV_QPS_SQD {
+                    self.announce_drained(wanted.en_sqd_async_notify != 0);
+                }
                 if mask & IBV_QP_ACCESS_FLAGS != 0 {
                     // What began under the old flags ends before this returns.
                     self.quiesce_own();
@@ -184,7 +189,7 @@ impl Qp {
         for word in [&mailbox.ack, &mailbox.nak, &mailbox.result] {
             word.store(0, Ordering::Relaxed);
         }
-        mailbox.fault.store(0, Ordering::Relaxed);
+        mailbox.notices.store(0, Ordering::Relaxed);
         Ring::of(mailbox).reset();
     }
 
@@ -198,6 +203,7 @@ impl Qp {
         *attr = control.attr;
         attr.qp_state = self.state();
         attr.cur_qp_state = attr.qp_state;
+        attr.sq_draining = (attr.qp_state == IBV_QPS_SQD && !self.is_drained()).into();
         attr.cap = self.cap;
         *init = ibv_qp_init_attr::zeroed();
         init.send_cq = self.send_cq.handle();

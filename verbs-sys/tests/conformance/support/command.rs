@@ -267,6 +267,13 @@ impl From<&verbs_sys::WorkCompletion> for Completion {
     }
 }
 
+/// An asynchronous event: its `ibv_event_type`, and the number of the queue pair if it is of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsyncEvent {
+    pub event_type: u32,
+    pub qp_num: Option<u32>,
+}
+
 /// How to make and connect a queue pair. Sizes are at least these.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct QpSetup {
@@ -361,6 +368,8 @@ pub enum Command {
     ToRts { qp: usize },
     /// `()`, after going to SQD
     ToSqd { qp: usize },
+    /// `()`, after going to SQD with an event at its end
+    ToSqdWithEvent { qp: usize },
     /// `()`, after going from SQD to RTS
     Resume { qp: usize },
     /// `()`
@@ -388,6 +397,8 @@ pub enum Command {
     /// `Option<(u32, Queue)>`: the number of the queue pair whose queue has an event; waits for one
     /// if told so
     Event { wait: bool },
+    /// `Option<AsyncEvent>`; waits for one if told so
+    AsyncEvent { wait: bool },
     /// `Vec<u64>`: the values found by so many fetch-and-adds of 1, with one thread for each queue
     /// pair, all at once
     FetchAdds {

@@ -14,8 +14,8 @@ use verbs_sys::{AccessFlags, QpState, WcStatus};
 use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
-        Address, Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv, Refused,
-        Region, Request, Target,
+        Address, AsyncEvent, Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv,
+        Refused, Region, Request, Target,
     },
     process::serve_if_asked,
     side::PATIENCE,
@@ -279,6 +279,11 @@ impl End {
         self.call(Command::ToSqd { qp: qp.id })
     }
 
+    /// Stops sending, and wants to hear when what was under way has ended.
+    pub fn pause_with_event(&mut self, qp: Qp) {
+        self.call(Command::ToSqdWithEvent { qp: qp.id })
+    }
+
     pub fn resume(&mut self, qp: Qp) {
         self.call(Command::Resume { qp: qp.id })
     }
@@ -397,6 +402,20 @@ impl End {
     pub fn wait_event(&mut self) -> (u32, Queue) {
         let event: Option<(u32, Queue)> = self.call(Command::Event { wait: true });
         event.expect("no event came")
+    }
+
+    /// Asserts that the next asynchronous event comes, and is this one of this queue pair.
+    #[track_caller]
+    pub fn expect_async_event(&mut self, event_type: u32, qp: Qp) {
+        let event: Option<AsyncEvent> = self.call(Command::AsyncEvent { wait: true });
+        let qp_num = Some(qp.num);
+        assert_eq!(event, Some(AsyncEvent { event_type, qp_num }));
+    }
+
+    #[track_caller]
+    pub fn assert_no_async_event(&mut self) {
+        let event: Option<AsyncEvent> = self.call(Command::AsyncEvent { wait: false });
+        assert_eq!(event, None);
     }
 
     #[track_caller]

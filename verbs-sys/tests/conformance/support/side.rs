@@ -7,14 +7,14 @@ use std::{
 
 use serde_json::Value;
 use verbs_sys::{
-    AccessFlags, CompletionChannel, CompletionQueue, Context, ProtectionDomain, QpAttrMask,
-    QpState, QueuePair, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
+    AccessFlags, AsyncEventKind, CompletionChannel, CompletionQueue, Context, ProtectionDomain,
+    QpAttrMask, QpState, QueuePair, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
 };
 
 use super::{
     command::{
-        Address, Bytes, Command, Completion, MemoryKind, Qp, QpSetup, Queue, Recv, Refused, Region,
-        Request, Target,
+        Address, AsyncEvent, Bytes, Command, Completion, MemoryKind, Qp, QpSetup, Queue, Recv,
+        Refused, Region, Request, Target,
     },
     memory::Memory,
 };
@@ -110,6 +110,15 @@ impl Side {
                 pair.qp.to_rts(pair.psn, &path).expect("no way to RTS");
             }
             Command::ToSqd { qp } => self.change_state(qp, ffi::IBV_QPS_SQD),
+            Command::ToSqdWithEvent { qp } => {
+                let attr = ffi::ibv_qp_attr {
+                    qp_state: ffi::IBV_QPS_SQD,
+                    en_sqd_async_notify: 1,
+                    ..ffi::ibv_qp_attr::zeroed()
+                };
+                let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+                self.qp(qp).modify(&attr, mask).expect("no way to SQD");
+            }
             Command::Resume { qp } => self.change_state(qp, ffi::IBV_QPS_RTS),
             Command::ToErr { qp } => self.qp(qp).to_err().expect("no way to ERR"),
             Command::ToReset { qp } => self.change_state(qp, ffi::IBV_QPS_RESET),
@@ -128,6 +137,7 @@ impl Side {
                 result.expect("cannot arm");
             }
             Command::Event { wait } => return json(self.event(wait)),
+            Command::AsyncEvent { wait } => return json(self.async_event(wait)),
             Command::FetchAdds {
                 qps,
                 results,
@@ -254,6 +264,33 @@ impl Side {
                 .find_map(of)
                 .expect("a stray event"),
         )
+    }
+
+    fn async_event(&self, wait: bool) -> Option<AsyncEvent> {
+        let event = if wait {
+            self.context.next_async_event_timeout(PATIENCE)
+        } else {
+            self.context.try_get_async_event()
+        };
+        let event = event.expect("no event")?;
+        let qp_num = match *event.kind() {
+            AsyncEventKind::QpFatal(num)
+            | AsyncEventKind::QpReqErr(num)
+            | AsyncEventKind::QpAccessErr(num)
+            | AsyncEventKind::CommEst(num)
+            | AsyncEventKind::SqDrained(num)
+            | AsyncEventKind::QpLastWqeReached(num) => {
+                let of = |pair: &&Pair| event.is_of(&pair.qp);
+                let pair = self.qps.iter().flatten().find(of).expect("a stray event");
+                assert_eq!(pair.qp.qp_num(), num);
+                Some(num)
+            }
+            _ => None,
+        };
+        Some(AsyncEvent {
+            event_type: event.event_type(),
+            qp_num,
+        })
     }
 
     /// Runs `work` in one thread for each queue pair, with 8 bytes of `results` for each.

@@ -15,7 +15,7 @@ use crate::ffi::{
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::{Readiness, Target};
+use crate::soft::layout::{NOTICE_FIRST, Readiness, Target};
 use crate::soft::link::ring::Kind;
 use crate::soft::link::{Link, Via};
 
@@ -99,6 +99,15 @@ impl Qp {
             link.generation
                 .store(target.generation(), Ordering::Relaxed);
             self.requester.waiting_since.store(0, Ordering::Relaxed);
+            if responder.awaits_first.load(Ordering::Relaxed) != 0 {
+                let notices = &link.mailbox().notices;
+                notices.fetch_or(NOTICE_FIRST, Ordering::Release);
+                // The peer may not poll before it has heard.
+                match link.via {
+                    Via::Local => self.process.nudge_later(),
+                    _ => link.kick(),
+                }
+            }
             return Ok(target);
         }
         Err(self.not_ready(link, target, known))

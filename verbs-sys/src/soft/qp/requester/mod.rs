@@ -37,6 +37,8 @@ pub(super) struct State {
     stalled: Guarded32,
     /// An arena that could not be mapped.
     unmappable: Guarded32,
+    /// Nonzero while an event is owed for the end of what is under way in SQD.
+    announces_drained: Guarded32,
     sq_psn: Guarded32,
     rnr_retry: Guarded32,
     /// Nanoseconds to wait for a peer that does not answer; 0 is for ever.
@@ -54,6 +56,7 @@ impl State {
             &self.atomic,
             &self.stalled,
             &self.unmappable,
+            &self.announces_drained,
         ] {
             word.store(0, Ordering::Relaxed);
         }

@@ -7,11 +7,12 @@ use super::super::queues::Outcome;
 use super::super::{Qp, access, state};
 use super::{Bell, Owed};
 use crate::ffi::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_QPS_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc_status,
+    IBV_ACCESS_LOCAL_WRITE, IBV_EVENT_QP_FATAL, IBV_EVENT_SQ_DRAINED, IBV_QPS_ERR, IBV_QPS_SQD,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
+    IBV_WC_WR_FLUSH_ERR, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::NAK_VALID;
+use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_INVALID};
 use crate::soft::link::ring::UNITS;
 use crate::soft::link::{Link, Via};
 
@@ -91,9 +92,41 @@ impl Qp {
             let now_done = done.wrapping_add(newly);
             self.sq.done.store(now_done, Ordering::Release);
             owed.completed |= self.sq.have_completion(done, now_done);
+            if requester.announces_drained.load(Ordering::Relaxed) != 0 {
+                self.report_drained();
+            }
         }
         if nak & NAK_VALID != 0 && newly < in_flight {
             self.fail(nak as u8 as ibv_wc_status, owed);
+        }
+    }
+
+    /// Whether nothing is under way: what is queued has ended, or was not begun.
+    pub(in crate::soft::qp) fn is_drained(&self) -> bool {
+        self.sq.exec.load(Ordering::Relaxed) == self.sq.done.load(Ordering::Relaxed)
+    }
+
+    /// The queue pair has gone to SQD: an event shall tell when what was under way has ended.
+    pub(in crate::soft::qp) fn announce_drained(&self, wanted: bool) {
+        epoch::lock(&self.info().sq_epoch.0);
+        let announces = &self.requester.announces_drained;
+        announces.store(wanted.into(), Ordering::Relaxed);
+        if wanted {
+            self.report_drained();
+        }
+        epoch::unlock(&self.info().sq_epoch.0);
+        // The application may not poll until it hears.
+        self.process.nudge_later();
+    }
+
+    /// The send lock is held, and the event is wanted.
+    #[cold]
+    fn report_drained(&self) {
+        if self.is_drained() {
+            self.requester.announces_drained.store(0, Ordering::Relaxed);
+            if self.state() == IBV_QPS_SQD {
+                self.raise(IBV_EVENT_SQ_DRAINED);
+            }
         }
     }
 
@@ -126,11 +159,15 @@ impl Qp {
         self.sq
             .done
             .store(position.wrapping_add(1), Ordering::Release);
-        let breaks_peer = matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR);
+        let notice = match status {
+            IBV_WC_REM_ACCESS_ERR => NOTICE_ACCESS,
+            IBV_WC_REM_INV_REQ_ERR => NOTICE_INVALID,
+            _ => 0,
+        };
         // SAFETY: the send lock is held.
-        if let Some(link) = unsafe { self.link() }.filter(|_| breaks_peer) {
+        if let Some(link) = unsafe { self.link() }.filter(|_| notice != 0) {
             if link.takes_answers(self.qpn) {
-                link.mailbox().fault.store(1, Ordering::Release);
+                link.mailbox().notices.fetch_or(notice, Ordering::Release);
             }
             owed.local |= matches!(link.via, Via::Local);
             link.kick();
@@ -232,6 +269,8 @@ impl Qp {
                 self.fail(IBV_WC_RETRY_EXC_ERR, &mut owed);
             } else if dead {
                 self.enter_error();
+                // No completion will tell.
+                self.raise(IBV_EVENT_QP_FATAL);
                 owed.failed = true;
             }
         }

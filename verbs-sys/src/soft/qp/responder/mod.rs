@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use super::queues::Outcome;
 use super::{Guarded32, Guarded64, Qp, now_ns, requester, state};
 use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
-    IBV_WC_WR_FLUSH_ERR, ibv_qp_attr, ibv_recv_wr, ibv_wc_status,
+    IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET,
+    IBV_QPS_RTR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
+    ibv_event_type, ibv_qp_attr, ibv_recv_wr, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::NAK_VALID;
+use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID};
 use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 
@@ -80,8 +81,8 @@ enum Step {
     Done,
     /// No receive is posted for it.
     NotReady,
-    /// Refused: what the requester is told.
-    Refused(ibv_wc_status),
+    /// Refused: what the requester is told, and the event that tells our side, if no completion does.
+    Refused(ibv_wc_status, Option<ibv_event_type>),
     /// The requester's arena must be mapped first, without the lock.
     Map(u32),
 }
@@ -136,7 +137,7 @@ impl Qp {
         if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !closed()) {
             return true;
         }
-        if mailbox.fault.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
+        if mailbox.notices.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
             return true;
         }
         self.state() == IBV_QPS_ERR
@@ -213,7 +214,7 @@ impl Qp {
             }
             let Some(record) = ring.header(at) else {
                 tracing::error!(qpn = self.qpn, "the peer's ring holds no valid record");
-                refused = Some(IBV_WC_REM_INV_REQ_ERR);
+                refused = Some((IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR)));
                 break;
             };
             let next = at.wrapping_add(u32::from(record.units));
@@ -247,8 +248,8 @@ impl Qp {
                     }
                     break;
                 }
-                Step::Refused(status) => {
-                    refused = Some(status);
+                Step::Refused(status, event) => {
+                    refused = Some((status, event));
                     break;
                 }
                 Step::Map(arena) => {
@@ -276,14 +277,34 @@ impl Qp {
                 self.acknowledge(link);
             }
         }
-        if let Some(status) = refused {
+        if let Some((status, event)) = refused {
             self.nak(link, status, answered);
             self.enter_error();
-        } else if self.mailbox().fault.load(Ordering::Acquire) != 0 {
-            tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");
-            self.enter_error();
+            if let Some(event) = event {
+                self.raise(event);
+            }
+        } else if self.mailbox().notices.load(Ordering::Relaxed) != 0 {
+            self.take_notices();
         }
         map
+    }
+
+    /// What the peer's requester has to say beside its messages. The receive lock is held.
+    #[cold]
+    fn take_notices(&self) {
+        let notices = self.mailbox().notices.swap(0, Ordering::Acquire);
+        if notices & NOTICE_FIRST != 0 && self.state() == IBV_QPS_RTR {
+            self.raise(IBV_EVENT_COMM_EST);
+        }
+        if notices & (NOTICE_ACCESS | NOTICE_INVALID) != 0 {
+            tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");
+            self.enter_error();
+            self.raise(if notices & NOTICE_ACCESS != 0 {
+                IBV_EVENT_QP_ACCESS_ERR
+            } else {
+                IBV_EVENT_QP_REQ_ERR
+            });
+        }
     }
 
     #[inline]

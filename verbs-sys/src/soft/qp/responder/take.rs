@@ -8,7 +8,8 @@ use super::super::{MAX_SGE, Qp};
 use super::Step;
 use crate::copy;
 use crate::ffi::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE, IBV_WC_LOC_LEN_ERR,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE,
+    IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_WC_LOC_LEN_ERR,
     IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
     IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge,
 };
@@ -27,7 +28,7 @@ impl Qp {
         };
         let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
         if needed.is_some_and(|right| !target.allows(right)) {
-            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
         match record.kind {
             Kind::Skip => Step::Done,
@@ -47,7 +48,7 @@ impl Qp {
         if u64::from(record.len) > room {
             self.rq
                 .complete(position, Outcome::failed(IBV_WC_LOC_LEN_ERR));
-            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR, None);
         }
         match self.place(link, ring, at, record, buffers) {
             Ok(()) => {
@@ -58,7 +59,7 @@ impl Qp {
             Err(Trouble::Unmapped(arena)) => Step::Map(arena),
             Err(Trouble::Status(local)) => {
                 self.rq.complete(position, Outcome::failed(local));
-                Step::Refused(IBV_WC_REM_OP_ERR)
+                Step::Refused(IBV_WC_REM_OP_ERR, None)
             }
         }
     }
@@ -71,7 +72,7 @@ impl Qp {
         if record.len > 0 {
             let access = IBV_ACCESS_REMOTE_WRITE;
             if !self.grants(record.rkey, record.remote_addr, record.len as usize, access) {
-                return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+                return Step::Refused(IBV_WC_REM_ACCESS_ERR, Some(IBV_EVENT_QP_ACCESS_ERR));
             }
             let target = ibv_sge {
                 addr: record.remote_addr,
@@ -81,7 +82,9 @@ impl Qp {
             match self.place(link, ring, at, record, std::iter::once(target)) {
                 Ok(()) => {}
                 Err(Trouble::Unmapped(arena)) => return Step::Map(arena),
-                Err(Trouble::Status(_)) => return Step::Refused(IBV_WC_REM_OP_ERR),
+                Err(Trouble::Status(_)) => {
+                    return Step::Refused(IBV_WC_REM_OP_ERR, Some(IBV_EVENT_QP_FATAL));
+                }
             }
         }
         let outcome = Outcome {
@@ -97,10 +100,10 @@ impl Qp {
     /// An atomic on memory that the requester cannot map.
     fn take_atomic(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
         if !record.remote_addr.is_multiple_of(8) {
-            return Step::Refused(IBV_WC_REM_INV_REQ_ERR);
+            return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
         if !self.grants(record.rkey, record.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
-            return Step::Refused(IBV_WC_REM_ACCESS_ERR);
+            return Step::Refused(IBV_WC_REM_ACCESS_ERR, Some(IBV_EVENT_QP_ACCESS_ERR));
         }
         let operands: *const u64 = ring.payload(at).cast();
         let word = record.remote_addr as usize as *mut u64;
