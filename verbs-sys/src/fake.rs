@@ -186,6 +186,14 @@ static PROVIDER: Provider = Provider {
         Box::into_raw(Box::new(mr))
     },
     dereg_mr: |mr| gone("mr", mr),
+    create_ah: |pd, _| {
+        let ah = ibv_ah {
+            pd,
+            ..ibv_ah::zeroed()
+        };
+        Box::into_raw(Box::new(ah))
+    },
+    destroy_ah: |ah| gone("ah", ah),
     create_comp_channel: |context| {
         let flags = rustix::event::EventfdFlags::SEMAPHORE;
         let fd = rustix::event::eventfd(0, flags).expect("eventfd");

@@ -5,6 +5,7 @@ pub mod ffi;
 pub mod owned;
 pub mod soft;
 
+mod ah;
 mod async_event;
 mod channel;
 mod context;
@@ -24,6 +25,7 @@ mod rdma_core;
 mod tests;
 mod work;
 
+pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventKind};
 pub use channel::{CompletionChannel, CompletionEvent};
 pub use context::{Context, GID_INDEX_VARIABLE, Gid};
@@ -37,7 +39,7 @@ pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion};
 pub use pd::ProtectionDomain;
 pub use qp::{
-    ParseEndpointError, PathOptions, QpAttrMask, QpState, QueuePair, QueuePairEndpoint,
+    ParseEndpointError, PathOptions, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,
     QueuePairInit,
 };
 pub use work::{RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion};

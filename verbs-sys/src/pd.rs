@@ -3,8 +3,8 @@
 use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
 use crate::{
-    AccessFlags, Context, CreateError, HostMemory, MemoryError, MemoryRegion, QueuePair,
-    QueuePairInit,
+    AccessFlags, AddressHandle, Context, CreateError, Gid, HostMemory, MemoryError, MemoryRegion,
+    PathOptions, QueuePair, QueuePairInit,
     context::created,
     error::{check, log_destroy},
     ffi::ibv_pd,
@@ -116,7 +116,21 @@ impl ProtectionDomain {
         }
     }
 
-    /// Makes a queue pair for a reliable connection; ibv_create_qp(3).
+    /// Makes an address handle for the port with this address, reached along `path`;
+    /// ibv_create_ah(3). `lid` is 0 on RoCE.
+    ///
+    /// # Errors
+    /// [`CreateError::Refused`].
+    pub fn create_ah(
+        &self,
+        gid: Gid,
+        lid: u16,
+        path: &PathOptions,
+    ) -> Result<AddressHandle, CreateError> {
+        AddressHandle::new(self, gid, lid, path)
+    }
+
+    /// Makes a queue pair; ibv_create_qp(3).
     ///
     /// # Errors
     /// [`CreateError`]; completion queues of another context are refused.

@@ -8,8 +8,8 @@
 use core::ffi::{c_int, c_void};
 
 use crate::ffi::{
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid,
-    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
 
 /// The control calls of one kind of device.
@@ -56,6 +56,11 @@ pub(crate) struct Provider {
     pub(crate) reg_mr: unsafe fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
     /// ibv_dereg_mr(3).
     pub(crate) dereg_mr: unsafe fn(*mut ibv_mr) -> c_int,
+
+    /// ibv_create_ah(3).
+    pub(crate) create_ah: unsafe fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah,
+    /// ibv_destroy_ah(3).
+    pub(crate) destroy_ah: unsafe fn(*mut ibv_ah) -> c_int,
 
     /// ibv_create_comp_channel(3).
     pub(crate) create_comp_channel: unsafe fn(*mut ibv_context) -> *mut ibv_comp_channel,

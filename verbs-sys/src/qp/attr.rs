@@ -2,7 +2,7 @@
 
 use crate::{
     CompletionQueue,
-    ffi::{self, ibv_qp_state},
+    ffi::{self, ibv_qp_state, ibv_qp_type},
 };
 
 /// How to make a queue pair. All sizes are the least that are needed; a device may give more.
@@ -24,10 +24,12 @@ pub struct QueuePairInit<'a> {
     pub max_inline_data: u32,
     /// Whether every send request is signaled.
     pub sq_sig_all: bool,
+    /// The kind of service.
+    pub qp_type: QpType,
 }
 
 impl<'a> QueuePairInit<'a> {
-    /// 16 requests of one element each way, no inline data.
+    /// A reliable connection with 16 requests of one element each way, no inline data.
     #[must_use]
     pub fn new(send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
         Self {
@@ -39,6 +41,31 @@ impl<'a> QueuePairInit<'a> {
             max_recv_sge: 1,
             max_inline_data: 0,
             sq_sig_all: false,
+            qp_type: QpType::Rc,
+        }
+    }
+}
+
+/// The kind of service of a queue pair; ibv_create_qp(3). The table in ibv_post_send(3) says which
+/// operations each has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QpType {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection: nothing is acknowledged, and nobody learns of what is lost.
+    Uc,
+    /// Unreliable datagrams, each with an address of its own.
+    Ud,
+}
+
+impl From<QpType> for ibv_qp_type {
+    fn from(qp_type: QpType) -> Self {
+        match qp_type {
+            QpType::Rc => ffi::IBV_QPT_RC,
+            QpType::Uc => ffi::IBV_QPT_UC,
+            QpType::Ud => ffi::IBV_QPT_UD,
         }
     }
 }

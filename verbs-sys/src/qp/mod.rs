@@ -9,7 +9,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
-pub use self::attr::{PathOptions, QpAttrMask, QpState, QueuePairInit};
+pub use self::attr::{PathOptions, QpAttrMask, QpState, QpType, QueuePairInit};
 pub use self::endpoint::{ParseEndpointError, QueuePairEndpoint};
 use crate::{
     AccessFlags, CompletionQueue, CreateError, ProtectionDomain, QueuePairError, RawPostError,
@@ -18,11 +18,12 @@ use crate::{
     ffi::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr},
 };
 
-/// A queue pair for a reliable connection. Dropping it destroys it; it keeps its completion queues
-/// and its protection domain alive.
+/// A queue pair. Dropping it destroys it; it keeps its completion queues and its protection domain
+/// alive.
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     cap: ibv_qp_cap,
+    qp_type: QpType,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     pd: ProtectionDomain,
@@ -62,7 +63,7 @@ impl QueuePair {
                 max_recv_sge: init.max_recv_sge,
                 max_inline_data: init.max_inline_data,
             },
-            qp_type: ffi::IBV_QPT_RC,
+            qp_type: init.qp_type.into(),
             sq_sig_all: init.sq_sig_all.into(),
             ..ibv_qp_init_attr::zeroed()
         };
@@ -82,6 +83,7 @@ impl QueuePair {
         Ok(Self {
             raw,
             cap: attr.cap,
+            qp_type: init.qp_type,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             pd: pd.clone(),
@@ -94,6 +96,12 @@ impl QueuePair {
     pub fn qp_num(&self) -> u32 {
         // SAFETY: the queue pair is alive and its number never changes.
         unsafe { (*self.raw.as_ptr()).qp_num }
+    }
+
+    /// The kind of service.
+    #[must_use]
+    pub fn qp_type(&self) -> QpType {
+        self.qp_type
     }
 
     /// The sizes it was given.
@@ -247,8 +255,9 @@ impl QueuePair {
         };
         let mtu = context.query_port(path.port).map_err(failed)?.active_mtu;
         let device = context.query_device().map_err(failed)?;
-        let mut attr = ibv_qp_attr {
+        let attr = ibv_qp_attr {
             qp_state: ffi::IBV_QPS_RTR,
+            ah_attr: path.address(remote.gid, remote.lid),
             path_mtu: mtu.min(remote.mtu),
             dest_qp_num: remote.qp_num,
             rq_psn: remote.psn & PSN_MASK,
@@ -256,23 +265,14 @@ impl QueuePair {
             min_rnr_timer: path.min_rnr_timer,
             ..ibv_qp_attr::zeroed()
         };
-        attr.ah_attr.dlid = remote.lid;
-        attr.ah_attr.sl = path.service_level;
-        attr.ah_attr.port_num = path.port;
-        if !remote.gid.is_zero() {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh.dgid = remote.gid.into();
-            attr.ah_attr.grh.sgid_index = path.gid_index;
-            attr.ah_attr.grh.hop_limit = path.hop_limit;
-            attr.ah_attr.grh.traffic_class = path.traffic_class;
-        }
-        let mask = QpAttrMask::STATE
+        let mut mask = QpAttrMask::STATE
             | QpAttrMask::AV
             | QpAttrMask::PATH_MTU
             | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN
-            | QpAttrMask::MAX_DEST_RD_ATOMIC
-            | QpAttrMask::MIN_RNR_TIMER;
+            | QpAttrMask::RQ_PSN;
+        if self.qp_type == QpType::Rc {
+            mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        }
         self.modify(&attr, mask)
     }
 
@@ -295,13 +295,36 @@ impl QueuePair {
             max_rd_atomic: at_most(path.max_rd_atomic, device.max_qp_init_rd_atom),
             ..ibv_qp_attr::zeroed()
         };
-        let mask = QpAttrMask::STATE
-            | QpAttrMask::SQ_PSN
-            | QpAttrMask::TIMEOUT
-            | QpAttrMask::RETRY_CNT
-            | QpAttrMask::RNR_RETRY
-            | QpAttrMask::MAX_QP_RD_ATOMIC;
+        let mut mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
+        if self.qp_type == QpType::Rc {
+            mask |= QpAttrMask::TIMEOUT
+                | QpAttrMask::RETRY_CNT
+                | QpAttrMask::RNR_RETRY
+                | QpAttrMask::MAX_QP_RD_ATOMIC;
+        }
         self.modify(&attr, mask)
+    }
+
+    /// Moves a datagram queue pair from RESET to RTS: it takes datagrams that carry `qkey`, whose
+    /// highest bit is reserved, and its own are numbered from `psn`. Receives can be posted before
+    /// only after [`modify`](Self::modify) to INIT alone.
+    ///
+    /// # Errors
+    /// [`QueuePairError::Modify`].
+    pub fn start_datagrams(&self, port: u8, qkey: u32, psn: u32) -> Result<(), QueuePairError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: ffi::IBV_QPS_INIT,
+            port_num: port,
+            qkey,
+            sq_psn: psn & PSN_MASK,
+            ..ibv_qp_attr::zeroed()
+        };
+        let place = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
+        self.modify(&attr, QpAttrMask::STATE | place)?;
+        attr.qp_state = ffi::IBV_QPS_RTR;
+        self.modify(&attr, QpAttrMask::STATE)?;
+        attr.qp_state = ffi::IBV_QPS_RTS;
+        self.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
     /// Moves to ERR: every outstanding request comes back flushed.

@@ -66,6 +66,10 @@ pub(crate) static PROVIDER: Provider = Provider {
     // SAFETY: see above.
     dereg_mr: |mr| unsafe { sys::ibv_dereg_mr(mr.cast()) },
     // SAFETY: see above.
+    create_ah: |pd, attr| unsafe { sys::ibv_create_ah(pd.cast(), attr.cast()).cast() },
+    // SAFETY: see above.
+    destroy_ah: |ah| unsafe { sys::ibv_destroy_ah(ah.cast()) },
+    // SAFETY: see above.
     create_comp_channel: |context| unsafe { sys::ibv_create_comp_channel(context.cast()).cast() },
     // SAFETY: see above.
     destroy_comp_channel: |channel| unsafe { sys::ibv_destroy_comp_channel(channel.cast()) },

@@ -164,6 +164,7 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     filled.max_res_rd_atom = c_int::from(qp::MAX_RD_ATOMIC) * MAX_QP as c_int;
     // Atomic among all accesses by processor instructions: these are such instructions.
     filled.atomic_cap = IBV_ATOMIC_GLOB;
+    filled.max_ah = c_int::MAX;
     filled.max_pkeys = 1;
     filled.phys_port_cnt = 1;
     // SAFETY: a place for the result, by the man page.

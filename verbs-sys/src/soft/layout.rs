@@ -82,6 +82,8 @@ pub(crate) struct Responder {
     pub hears: AtomicU32,
     /// Nonzero in RTR: whoever sends the first request shall give [`NOTICE_FIRST`].
     pub awaits_first: AtomicU32,
+    /// Counts the queue pairs that have had this place.
+    pub incarnation: AtomicU32,
 }
 
 /// What peers write to a queue pair.
@@ -95,6 +97,8 @@ pub(crate) struct QpMailbox {
     pub result: AtomicU64,
     /// `NOTICE_*` bits, set by the peer's requester.
     pub notices: AtomicU32,
+    /// Datagrams sent to the queue pair so far, counted by their senders.
+    pub datagrams: AtomicU32,
     pub ring: Line<[u8; RING_BYTES]>,
 }
 

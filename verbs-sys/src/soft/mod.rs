@@ -4,6 +4,7 @@
 //! itself in memory both processes have mapped; messages go through a ring per connection. See the
 //! modules for how each part works.
 
+mod ah;
 mod biased;
 mod channel;
 mod cq;
@@ -47,6 +48,8 @@ pub(crate) static PROVIDER: Provider = Provider {
     dealloc_pd: objects::dealloc_pd,
     reg_mr: objects::reg_mr,
     dereg_mr: objects::dereg_mr,
+    create_ah: objects::create_ah,
+    destroy_ah: objects::destroy_ah,
     create_comp_channel: objects::create_comp_channel,
     destroy_comp_channel: objects::destroy_comp_channel,
     get_cq_event: objects::get_cq_event,

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+use super::ah::{self, Ah};
 use super::channel::Channel;
 use super::cq::Cq;
 use super::device::context;
@@ -212,6 +213,27 @@ pub(super) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
     0
 }
 
+pub(super) unsafe fn create_ah(handle: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: see above.
+    let (pd, attr) = unsafe { (&*handle.cast::<Pd>(), &*attr) };
+    // SAFETY: a domain's context outlives it.
+    let context = unsafe { context(pd.pd.context) };
+    pointer(context.process().and_then(|process| {
+        let ah = Ah::new(process, pd.pd.context, handle, attr)?;
+        pd.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::into_raw(ah).cast())
+    }))
+}
+
+pub(super) unsafe fn destroy_ah(handle: *mut ibv_ah) -> c_int {
+    // SAFETY: see above.
+    let pd = unsafe { ah::destroy(handle) };
+    // SAFETY: a handle's domain outlives it.
+    let pd = unsafe { &*pd.cast::<Pd>() };
+    pd.children.fetch_sub(1, Ordering::Release);
+    0
+}
+
 pub(super) unsafe fn create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
     pointer(Channel::new(handle).map(|channel| Arc::into_raw(channel).cast_mut().cast()))
 }
@@ -304,7 +326,7 @@ pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr)
     // SAFETY: a domain's context outlives it.
     let context = unsafe { context(pd.pd.context) };
     pointer(context.process().and_then(|process| {
-        if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        if !matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) || !init.srq.is_null() {
             return Err(Errno::OPNOTSUPP);
         }
         if init.send_cq.is_null() || init.recv_cq.is_null() {

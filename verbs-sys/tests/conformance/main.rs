@@ -9,6 +9,7 @@
 mod async_events;
 mod atomics;
 mod concurrency;
+mod datagrams;
 mod events;
 mod lifetime;
 mod messages;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::layout::{
-    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
     Readiness, Target,
 };
 use super::process::Process;
@@ -48,6 +48,8 @@ pub(super) struct Link {
     pub send_bell: Option<Bell>,
     /// The peer's connection that ours was made with; [`Link::UNKNOWN`] until it is ready.
     pub generation: AtomicU32,
+    /// Which of the queue pairs that have had this place it leads to.
+    incarnation: u32,
 }
 
 // SAFETY: the pointers lead into mappings that `via` keeps alive; behind them are atomics only.
@@ -73,6 +75,7 @@ impl Link {
             recv_bell: None,
             send_bell: None,
             generation: AtomicU32::new(Self::UNKNOWN),
+            incarnation: incarnation(process.info(), index),
             via: Via::Local,
         }
     }
@@ -95,6 +98,7 @@ impl Link {
             recv_bell: bell(bells.recv),
             send_bell: bell(bells.send),
             generation: AtomicU32::new(Self::UNKNOWN),
+            incarnation: incarnation(peer.info(), index),
             via: Via::Shm(peer),
         }
     }
@@ -147,6 +151,12 @@ impl Link {
         target.readiness() == Readiness::Ready && target.dest_qpn() == own_qpn
     }
 
+    /// Whether it still leads to the queue pair it was made for.
+    pub(super) fn is_current(&self) -> bool {
+        let now = &self.info().responder.0.incarnation;
+        !self.is_dead() && now.load(Ordering::Acquire) == self.incarnation
+    }
+
     /// Whether the process at the other end is known to have died.
     pub(super) fn is_dead(&self) -> bool {
         match &self.via {
@@ -180,6 +190,11 @@ impl Link {
             peer.kick();
         }
     }
+}
+
+fn incarnation(info: &Info, index: usize) -> u32 {
+    let responder = &info.qps[index].responder.0;
+    responder.incarnation.load(Ordering::Acquire)
 }
 
 impl Bell {

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 mod access;
+mod datagram;
 mod modify;
 mod queues;
 mod requester;
@@ -22,8 +23,9 @@ use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
 use super::link::{Link, Via};
 use super::process::{self, Process};
 use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, ibv_async_event, ibv_async_event_element,
-    ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_wc,
+    IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD, ibv_async_event,
+    ibv_async_event_element, ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_type, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -53,6 +55,9 @@ pub(super) struct Qp {
     pub recv_cq: Arc<Cq>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
+    qp_type: ibv_qp_type,
+    /// Of a datagram queue pair.
+    datagrams: Option<datagram::Endpoint>,
     state: AtomicU32,
     sq: SendQueue,
     rq: RecvQueue,
@@ -108,6 +113,12 @@ impl Qp {
         }
         let index = process.qp_indices.take().ok_or(Errno::NOMEM)?;
         let qpn = qpn(process.slot, index as usize);
+        let datagrams = if init.qp_type == IBV_QPT_UD {
+            let endpoint = datagram::Endpoint::new(qpn);
+            Some(endpoint.inspect_err(|_| process.qp_indices.give(index))?)
+        } else {
+            None
+        };
         let (send_cq, recv_cq) = queues;
         let qp = Arc::new(Self {
             qp: UnsafeCell::new(ibv_qp {
@@ -122,6 +133,8 @@ impl Qp {
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
+            qp_type: init.qp_type,
+            datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
@@ -143,6 +156,7 @@ impl Qp {
         info.sq_epoch.0.store(0, Ordering::Relaxed);
         info.rq_epoch.0.store(0, Ordering::Relaxed);
         let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+        info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
         info.responder.0.hears.store(same.into(), Ordering::Relaxed);
         qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
         qp.send_cq.attach(&qp, true, same);
@@ -191,6 +205,13 @@ impl Qp {
     fn mailbox(&self) -> &QpMailbox {
         // SAFETY: as in `info`.
         unsafe { self.mailbox.as_ref() }
+    }
+
+    /// Whether it is connected without acknowledgements: what goes wrong at the peer is lost, and
+    /// nobody is told.
+    #[inline]
+    fn is_unreliable(&self) -> bool {
+        self.qp_type == IBV_QPT_UC
     }
 
     #[inline]

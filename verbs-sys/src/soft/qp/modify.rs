@@ -5,14 +5,15 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
+use super::datagram::Endpoint;
 use super::{Control, MAX_RD_ATOMIC, Qp, state};
 use crate::ffi::{
     IBV_MTU_4096, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_DEST_QPN,
     IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
     IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR,
-    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_SQD, IBV_QPT_RC, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_qp_state,
+    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_SQD, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_qp_state,
 };
 use crate::soft::epoch;
 use crate::soft::layout::Readiness;
@@ -33,7 +34,7 @@ impl Qp {
             max_dest_rd_atomic: MAX_RD_ATOMIC,
         };
         let next =
-            state::check_modify(IBV_QPT_RC, current, wanted, mask, &limits).map_err(|why| {
+            state::check_modify(self.qp_type, current, wanted, mask, &limits).map_err(|why| {
                 tracing::debug!(qpn = self.qpn, current, mask, %why, "ibv_modify_qp refused");
                 Errno::INVAL
             })?;
@@ -55,12 +56,18 @@ impl Qp {
             }
             (IBV_QPS_INIT, IBV_QPS_RTR) => {
                 control.attr = attr;
-                self.connect(&mut control);
+                match &self.datagrams {
+                    Some(endpoint) => self.open(endpoint, &attr),
+                    None => self.connect(&mut control),
+                }
             }
             _ => {
                 control.attr = attr;
                 self.requester.adopt(&attr);
                 self.responder.adopt(&attr);
+                if let Some(endpoint) = &self.datagrams {
+                    endpoint.set_qkey(attr.qkey);
+                }
                 self.state.store(next, Ordering::Release);
                 let ready = if state::is_connected(next) {
                     Readiness::Ready
@@ -102,6 +109,13 @@ impl Qp {
         } else {
             Err(Errno::HOSTUNREACH)
         }
+    }
+
+    /// INIT to RTR of a datagram queue pair: what comes from now on is taken.
+    fn open(&self, endpoint: &Endpoint, attr: &ibv_qp_attr) {
+        endpoint.drain(self.mailbox().datagrams.load(Ordering::Acquire));
+        endpoint.set_qkey(attr.qkey);
+        self.state.store(IBV_QPS_RTR, Ordering::Release);
     }
 
     /// INIT to RTR: finds the peer and opens the receive ring for it.
@@ -209,7 +223,7 @@ impl Qp {
         init.send_cq = self.send_cq.handle();
         init.recv_cq = self.recv_cq.handle();
         init.cap = self.cap;
-        init.qp_type = IBV_QPT_RC;
+        init.qp_type = self.qp_type;
         init.sq_sig_all = self.sq_sig_all.into();
         // SAFETY: the handle is ours; the field is written at creation only.
         init.qp_context = unsafe { (*self.qp.get()).qp_context };

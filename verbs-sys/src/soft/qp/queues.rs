@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::ffi::{
-    IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status,
+    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_sge, ibv_wc, ibv_wc_opcode,
+    ibv_wc_status,
 };
 
 /// How a request ended, as its completion will tell.
@@ -18,6 +19,8 @@ pub(super) struct Outcome {
     pub opcode: ibv_wc_opcode,
     pub byte_len: u32,
     pub imm: Option<u32>,
+    /// Of a datagram: the queue pair it came from.
+    pub source: Option<u32>,
 }
 
 impl Outcome {
@@ -27,6 +30,7 @@ impl Outcome {
             opcode: 0,
             byte_len: 0,
             imm: None,
+            source: None,
         }
     }
 }
@@ -34,13 +38,15 @@ impl Outcome {
 #[derive(Debug, Default)]
 struct Slot {
     wr_id: AtomicU64,
-    /// status | opcode << 8 | has imm << 24 | has completion << 25 | byte_len << 32
+    /// status | opcode << 8 | the flags below | byte_len << 32
     outcome: AtomicU64,
     imm: AtomicU32,
+    source: AtomicU32,
 }
 
 const HAS_IMM: u64 = 1 << 24;
 const HAS_COMPLETION: u64 = 1 << 25;
+const HAS_SOURCE: u64 = 1 << 26;
 
 impl Slot {
     #[inline]
@@ -49,10 +55,18 @@ impl Slot {
             | u64::from(outcome.opcode) << 8
             | if outcome.imm.is_some() { HAS_IMM } else { 0 }
             | if completion { HAS_COMPLETION } else { 0 }
+            | if outcome.source.is_some() {
+                HAS_SOURCE
+            } else {
+                0
+            }
             | u64::from(outcome.byte_len) << 32;
         self.outcome.store(word, Ordering::Relaxed);
         if let Some(imm) = outcome.imm {
             self.imm.store(imm, Ordering::Relaxed);
+        }
+        if let Some(source) = outcome.source {
+            self.source.store(source, Ordering::Relaxed);
         }
     }
 
@@ -64,6 +78,7 @@ impl Slot {
             return None;
         }
         let with_imm = word & HAS_IMM != 0;
+        let with_source = word & HAS_SOURCE != 0;
         Some(ibv_wc {
             wr_id: self.wr_id.load(Ordering::Relaxed),
             status: (word & 0xff) as u32,
@@ -76,8 +91,13 @@ impl Slot {
                 0
             },
             qp_num,
-            src_qp,
-            wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
+            src_qp: if with_source {
+                self.source.load(Ordering::Relaxed)
+            } else {
+                src_qp
+            },
+            wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
+                | if with_source { IBV_WC_GRH } else { 0 },
             pkey_index: 0,
             slid: 0,
             sl: 0,
@@ -345,5 +365,6 @@ pub(super) fn received(byte_len: u32, imm: Option<u32>) -> Outcome {
         opcode: IBV_WC_RECV,
         byte_len,
         imm,
+        source: None,
     }
 }

@@ -118,6 +118,16 @@ pub struct Request {
     pub target: Target,
     pub compare_add: u64,
     pub swap: u64,
+    pub to: Option<Destination>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Destination {
+    /// Index of an address handle.
+    pub ah: usize,
+    pub qp_num: u32,
+    pub qkey: u32,
 }
 
 impl Request {
@@ -132,6 +142,7 @@ impl Request {
             target,
             compare_add: 0,
             swap: 0,
+            to: None,
         }
     }
 
@@ -169,6 +180,13 @@ impl Request {
         Self {
             compare_add: add,
             ..Self::new(ffi::IBV_WR_ATOMIC_FETCH_AND_ADD, &[result], target)
+        }
+    }
+
+    pub fn to(self, to: Destination) -> Self {
+        Self {
+            to: Some(to),
+            ..self
         }
     }
 
@@ -238,6 +256,8 @@ pub struct Completion {
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub qp_num: u32,
+    pub src_qp: u32,
+    pub flags: u32,
 }
 
 impl Completion {
@@ -263,6 +283,8 @@ impl From<&verbs_sys::WorkCompletion> for Completion {
             byte_len: wc.byte_len(),
             imm: wc.imm_data(),
             qp_num: wc.qp_num(),
+            src_qp: wc.as_raw().src_qp,
+            flags: wc.as_raw().wc_flags,
         }
     }
 }
@@ -277,6 +299,8 @@ pub struct AsyncEvent {
 /// How to make and connect a queue pair. Sizes are at least these.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct QpSetup {
+    /// The kind of service, as verbs number it.
+    pub qp_type: u32,
     /// Index of the protection domain.
     pub pd: usize,
     pub max_send_wr: u32,
@@ -296,6 +320,7 @@ pub struct QpSetup {
 impl Default for QpSetup {
     fn default() -> Self {
         Self {
+            qp_type: ffi::IBV_QPT_RC,
             pd: 0,
             max_send_wr: 16,
             max_recv_wr: 16,
@@ -366,6 +391,10 @@ pub enum Command {
     ToRtr { qp: usize, remote: Address },
     /// `()`, after going to RTS
     ToRts { qp: usize },
+    /// `()`, after going to RTS
+    StartDatagrams { qp: usize, qkey: u32 },
+    /// `usize`
+    CreateAh { remote: Address },
     /// `()`, after going to SQD
     ToSqd { qp: usize },
     /// `()`, after going to SQD with an event at its end

@@ -9,13 +9,13 @@ use std::{fmt::Debug, ops::Range};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use verbs_sys::{AccessFlags, QpState, WcStatus};
+use verbs_sys::{AccessFlags, QpState, WcStatus, ffi};
 
 use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
-        Address, AsyncEvent, Command, Completion, Element, MemoryKind, Qp, QpSetup, Queue, Recv,
-        Refused, Region, Request, Target,
+        Address, AsyncEvent, Command, Completion, Destination, Element, MemoryKind, Qp, QpSetup,
+        Queue, Recv, Refused, Region, Request, Target,
     },
     process::serve_if_asked,
     side::PATIENCE,
@@ -129,6 +129,37 @@ impl Ends {
         self.a.to_rts(a);
         self.b.to_rtr(b, at_a);
         self.b.to_rts(b);
+    }
+
+    /// Makes a datagram queue pair of each end, with the given queue keys, and registers 64 KiB at
+    /// each end; and says how `a` names `b`.
+    pub fn datagrams(&mut self, a_qkey: u32, b_qkey: u32) -> (Link, Destination) {
+        let setup = QpSetup {
+            qp_type: ffi::IBV_QPT_UD,
+            ..QpSetup::default()
+        };
+        let (a, b) = (self.a.create_qp(setup), self.b.create_qp(setup));
+        let () = self.a.call(Command::StartDatagrams {
+            qp: a.id,
+            qkey: a_qkey,
+        });
+        let () = self.b.call(Command::StartDatagrams {
+            qp: b.id,
+            qkey: b_qkey,
+        });
+        let link = Link {
+            a,
+            b,
+            a_mem: self.a.register(0, REGION, ALL_ACCESS),
+            b_mem: self.b.register(0, REGION, ALL_ACCESS),
+        };
+        let remote = self.b.endpoint(b);
+        let to = Destination {
+            ah: self.a.call(Command::CreateAh { remote }),
+            qp_num: b.num,
+            qkey: b_qkey,
+        };
+        (link, to)
     }
 
     /// Has the process of `b` start with something, and does not wait for the answer.

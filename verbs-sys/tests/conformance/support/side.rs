@@ -7,8 +7,9 @@ use std::{
 
 use serde_json::Value;
 use verbs_sys::{
-    AccessFlags, AsyncEventKind, CompletionChannel, CompletionQueue, Context, ProtectionDomain,
-    QpAttrMask, QpState, QueuePair, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
+    AccessFlags, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context,
+    PathOptions, ProtectionDomain, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,
+    QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
 };
 
 use super::{
@@ -26,6 +27,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// The objects of one end. Fields in the order in which they go.
 pub struct Side {
     qps: Vec<Option<Pair>>,
+    ahs: Vec<AddressHandle>,
     memories: Vec<Memory>,
     pds: Vec<ProtectionDomain>,
     channel: CompletionChannel,
@@ -59,6 +61,7 @@ impl Side {
         let (gid_index, _) = context.choose_gid(1).expect("no address");
         Self {
             qps: Vec::new(),
+            ahs: Vec::new(),
             memories: Vec::new(),
             pds: vec![context.alloc_pd().expect("no protection domain")],
             channel: context.create_comp_channel().expect("no channel"),
@@ -104,6 +107,12 @@ impl Side {
                 let result = pair.qp.to_rtr(&remote, &path);
                 result.expect("no way to RTR");
             }
+            Command::StartDatagrams { qp, qkey } => {
+                let pair = self.pair(qp);
+                let result = pair.qp.start_datagrams(1, qkey, pair.psn);
+                result.expect("no way to RTS");
+            }
+            Command::CreateAh { remote } => return json(self.create_ah(&remote)),
             Command::ToRts { qp } => {
                 let pair = self.pair(qp);
                 let path = pair.setup.path(self.gid_index);
@@ -124,7 +133,9 @@ impl Side {
             Command::ToReset { qp } => self.change_state(qp, ffi::IBV_QPS_RESET),
             Command::DestroyQp { qp } => drop(self.qps[qp].take()),
             Command::State { qp } => return json(self.state(qp)),
-            Command::PostSend { qp, list } => return json(post_send(self.qp(qp), &list)),
+            Command::PostSend { qp, list } => {
+                return json(post_send(self.qp(qp), &self.ahs, &list));
+            }
             Command::PostRecv { qp, list } => return json(post_recv(self.qp(qp), &list)),
             Command::Poll { qp, queue } => return json(poll(self.pair(qp).cq(queue))),
             Command::Wait { qp, queue } => return json(wait(self.pair(qp).cq(queue))),
@@ -200,6 +211,11 @@ impl Side {
             max_recv_sge: setup.max_sge,
             max_inline_data: setup.max_inline_data,
             sq_sig_all: setup.sq_sig_all,
+            qp_type: match setup.qp_type {
+                ffi::IBV_QPT_UC => QpType::Uc,
+                ffi::IBV_QPT_UD => QpType::Ud,
+                _ => QpType::Rc,
+            },
             ..QueuePairInit::new(&send_cq, &recv_cq)
         };
         let qp = self.pds[setup.pd].create_qp(&init).expect("no queue pair");
@@ -221,6 +237,17 @@ impl Side {
             max_recv_sge: cap.max_recv_sge as usize,
             max_inline_data: cap.max_inline_data as usize,
         }
+    }
+
+    fn create_ah(&mut self, remote: &str) -> usize {
+        let remote: QueuePairEndpoint = remote.parse().expect("no endpoint");
+        let path = PathOptions {
+            gid_index: self.gid_index,
+            ..PathOptions::default()
+        };
+        let ah = self.pds[0].create_ah(remote.gid, remote.lid, &path);
+        self.ahs.push(ah.expect("no address handle"));
+        self.ahs.len() - 1
     }
 
     fn endpoint(&self, qp: usize) -> Address {
@@ -351,7 +378,7 @@ impl Side {
             value += 1;
             memory.store(0, &value.to_ne_bytes());
             let request = Request::write(&[element(memory, 0, 8)], target);
-            post_send(&pair.qp, &[request]).expect("cannot post");
+            post_send(&pair.qp, &[], &[request]).expect("cannot post");
             let completion = wait(&pair.send_cq);
             if completion.status() != WcStatus::Success {
                 return completion.raw_status();
@@ -381,7 +408,7 @@ fn word(memory: &Memory, offset: usize) -> u64 {
 
 /// Posts one request and waits for its success.
 fn transfer(pair: &Pair, request: &Request) {
-    post_send(&pair.qp, std::slice::from_ref(request)).expect("cannot post");
+    post_send(&pair.qp, &[], std::slice::from_ref(request)).expect("cannot post");
     assert_eq!(wait(&pair.send_cq).status(), WcStatus::Success);
 }
 
@@ -405,7 +432,7 @@ fn wait(cq: &CompletionQueue) -> Completion {
     }
 }
 
-fn post_send(qp: &QueuePair, list: &[Request]) -> Result<(), Refused> {
+fn post_send(qp: &QueuePair, ahs: &[AddressHandle], list: &[Request]) -> Result<(), Refused> {
     let mut elements: Vec<Vec<ffi::ibv_sge>> = list
         .iter()
         .map(|request| request.elements.iter().map(|e| (*e).into()).collect())
@@ -413,7 +440,7 @@ fn post_send(qp: &QueuePair, list: &[Request]) -> Result<(), Refused> {
     let mut requests: Vec<ffi::ibv_send_wr> = list
         .iter()
         .zip(&mut elements)
-        .map(|(request, elements)| raw_send(request, elements))
+        .map(|(request, elements)| raw_send(request, ahs, elements))
         .collect();
     let first = requests.as_mut_ptr();
     for index in 1..requests.len() {
@@ -429,7 +456,11 @@ fn post_send(qp: &QueuePair, list: &[Request]) -> Result<(), Refused> {
     })
 }
 
-fn raw_send(request: &Request, elements: &mut [ffi::ibv_sge]) -> ffi::ibv_send_wr {
+fn raw_send(
+    request: &Request,
+    ahs: &[AddressHandle],
+    elements: &mut [ffi::ibv_sge],
+) -> ffi::ibv_send_wr {
     let Target { addr, rkey } = request.target;
     let mut raw = ffi::ibv_send_wr {
         wr_id: request.wr_id,
@@ -440,6 +471,14 @@ fn raw_send(request: &Request, elements: &mut [ffi::ibv_sge]) -> ffi::ibv_send_w
         imm_data: request.imm.to_be(),
         ..ffi::ibv_send_wr::zeroed()
     };
+    if let Some(to) = request.to {
+        raw.wr.ud = ffi::ibv_send_wr_ud {
+            ah: ahs[to.ah].as_raw(),
+            remote_qpn: to.qp_num,
+            remote_qkey: to.qkey,
+        };
+        return raw;
+    }
     match request.opcode {
         ffi::IBV_WR_ATOMIC_CMP_AND_SWP | ffi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
             raw.wr.atomic = ffi::ibv_send_wr_atomic {

@@ -22,6 +22,12 @@ use crate::soft::link::{Link, Via};
 impl Qp {
     #[inline]
     pub(super) fn execute(&self, position: u32, request: &Request<'_>, bell: &mut Bell) -> Step {
+        if let Some(endpoint) = &self.datagrams {
+            return match self.check_lists(request, 0) {
+                Ok(()) => self.send_datagram(endpoint, request),
+                Err(status) => Step::Failed(status),
+            };
+        }
         // SAFETY: the send lock is held.
         let Some(link) = (unsafe { self.link() }) else {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
@@ -129,6 +135,13 @@ impl Qp {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
         }
         Step::Wait
+    }
+
+    /// Whether nobody is there yet to take requests. The send lock is held.
+    pub(super) fn peer_is_missing(&self) -> bool {
+        // SAFETY: the send lock is held.
+        let link = unsafe { self.link() };
+        link.is_none_or(|link| link.connected_target(self.qpn).is_none())
     }
 
     /// RDMA WRITE and READ.

@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering;
 
 use super::queues::Outcome;
 use super::{Guarded32, Guarded64, state};
-use crate::ffi::{IBV_WC_SUCCESS, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use crate::ffi::{IBV_WC_SUCCESS, ibv_ah, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use crate::soft::ah::{Ah, Route};
 
 /// What the requester remembers of its connection; guarded by the send lock.
 #[derive(Debug, Default)]
@@ -84,25 +85,46 @@ impl State {
 
 /// A send request, wherever it was kept.
 #[derive(Clone, Copy, Debug)]
-struct Request<'a> {
-    opcode: u32,
+pub(super) struct Request<'a> {
+    pub(super) opcode: u32,
     flags: u32,
-    imm: u32,
+    pub(super) imm: u32,
+    /// Of a datagram: the address handle.
     remote_addr: u64,
+    /// Of a datagram: the destination.
     rkey: u32,
+    /// Of a datagram: the queue key.
     compare_add: u64,
     swap: u64,
-    sges: &'a [ibv_sge],
+    pub(super) sges: &'a [ibv_sge],
 }
 
 impl Request<'_> {
-    fn is(&self, flag: u32) -> bool {
+    pub(super) fn is(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    pub(super) fn remote_qpn(&self) -> u32 {
+        self.rkey & state::MASK_24
+    }
+
+    pub(super) fn remote_qkey(&self) -> u32 {
+        self.compare_add as u32
+    }
+
+    /// Where a datagram goes.
+    ///
+    /// # Safety
+    ///
+    /// Its address handle is not destroyed yet.
+    pub(super) unsafe fn route(&self) -> Route {
+        // SAFETY: by the caller's promise.
+        unsafe { Ah::route(self.remote_addr as usize as *const ibv_ah) }
     }
 }
 
 /// How far a request got.
-enum Step {
+pub(super) enum Step {
     Done(Outcome),
     /// In the peer's ring.
     Sent(Outcome),
@@ -133,7 +155,7 @@ impl Owed {
 
 /// The wake-ups that a burst of messages owes to the peer.
 #[derive(Default)]
-struct Bell {
+pub(super) struct Bell {
     due: bool,
     solicited: bool,
     local: bool,
@@ -141,17 +163,18 @@ struct Bell {
     acknowledged: Option<u32>,
 }
 
-fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {
+pub(super) fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {
     Outcome {
         status: IBV_WC_SUCCESS,
         opcode,
         byte_len,
         imm: None,
+        source: None,
     }
 }
 
 #[inline]
-fn total(sges: &[ibv_sge]) -> u64 {
+pub(super) fn total(sges: &[ibv_sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 

@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 
 use super::super::Qp;
 use super::super::queues::Kept;
-use super::{Bell, Owed, Request, Step, list, total};
+use super::{Bell, Owed, Request, Step, list, success, total};
 use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED,
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_send_wr, ibv_sge,
+    IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_UC, IBV_QPT_UD, IBV_SEND_INLINE,
+    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, ibv_send_wr, ibv_sge,
 };
 use crate::soft::epoch;
 
@@ -47,6 +49,12 @@ impl Qp {
     /// As for `post_send`.
     #[inline(never)]
     unsafe fn post_chain(&self, mut wr: *mut ibv_send_wr) -> Result<(), (i32, *mut ibv_send_wr)> {
+        if let Some(endpoint) = &self.datagrams {
+            epoch::unlock(&self.info().sq_epoch.0);
+            // SAFETY: by the caller's promise.
+            unsafe { self.meet(endpoint, wr) };
+            epoch::lock(&self.info().sq_epoch.0);
+        }
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         let mut result = Ok(());
@@ -98,7 +106,20 @@ impl Qp {
             swap: 0,
             sges,
         };
+        if !self.executes(wr.opcode) {
+            return Err(libc::EINVAL);
+        }
         match wr.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if self.datagrams.is_some() => {
+                // SAFETY: the opcode and the queue pair's type say which member is meant.
+                let ud = unsafe { wr.wr.ud };
+                if ud.ah.is_null() {
+                    return Err(libc::EINVAL);
+                }
+                request.remote_addr = ud.ah as u64;
+                request.rkey = ud.remote_qpn;
+                request.compare_add = ud.remote_qkey.into();
+            }
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {}
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
                 // SAFETY: the opcode says which member is meant; all are plain integers.
@@ -151,11 +172,24 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether this type of queue pair has an operation; the table of ibv_post_send(3).
+    #[inline]
+    fn executes(&self, opcode: u32) -> bool {
+        match self.qp_type {
+            IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
+            IBV_QPT_UC => matches!(
+                opcode,
+                IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+            ),
+            _ => true,
+        }
+    }
+
     /// Executes the request at `exec`; `false` if it must be kept.
     #[inline]
     fn step(&self, position: u32, request: &Request<'_>, owed: &mut Owed, bell: &mut Bell) -> bool {
         let signaled = self.sq_sig_all || request.is(IBV_SEND_SIGNALED);
-        match self.execute(position, request, bell) {
+        match self.forgive(self.execute(position, request, bell), request) {
             Step::Done(outcome) => {
                 self.sq.finish(position, outcome, signaled);
                 self.sq
@@ -189,6 +223,27 @@ impl Qp {
             }
         }
         true
+    }
+
+    /// What becomes of a request that the peer refused, or that found no peer: without
+    /// acknowledgements nobody learns of it.
+    #[inline]
+    fn forgive(&self, step: Step, request: &Request<'_>) -> Step {
+        let lost = match step {
+            Step::Failed(status) => {
+                self.is_unreliable() && !matches!(status, IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_PROT_ERR)
+            }
+            Step::Wait => self.is_unreliable() && self.peer_is_missing(),
+            _ => false,
+        };
+        if !lost {
+            return step;
+        }
+        let opcode = match request.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => IBV_WC_SEND,
+            _ => IBV_WC_RDMA_WRITE,
+        };
+        Step::Done(success(opcode, total(request.sges) as u32))
     }
 
     /// Copies a request into the backlog.

@@ -257,6 +257,16 @@ impl Qp {
         known && self.waits() && link.connected_target(self.qpn).is_none()
     }
 
+    /// Ends messages that a peer which is gone has not taken. Without acknowledgements they have
+    /// succeeded once they were sent. The send lock is held.
+    fn lose_messages(&self, owed: &mut Owed) {
+        let done = self.sq.done.load(Ordering::Relaxed);
+        let sent = self.sq.exec.load(Ordering::Relaxed);
+        self.sq.done.store(sent, Ordering::Release);
+        owed.completed |= self.sq.have_completion(done, sent);
+        self.run_backlog(owed, &mut Bell::default());
+    }
+
     /// The peer will never answer: ends what is in flight, and if its process has died, the queue
     /// pair.
     pub(in crate::soft::qp) fn abandon(&self, dead: bool) {
@@ -265,7 +275,9 @@ impl Qp {
         // What it acknowledged before it went counts.
         self.take_acknowledgements(&mut owed);
         if state::is_connected(self.state()) {
-            if self.waits() {
+            if self.waits() && self.is_unreliable() {
+                self.lose_messages(&mut owed);
+            } else if self.waits() {
                 self.fail(IBV_WC_RETRY_EXC_ERR, &mut owed);
             } else if dead {
                 self.enter_error();

@@ -131,6 +131,13 @@ impl Qp {
     /// Whether a poll has anything to do for the receive side.
     #[inline]
     pub(super) fn recv_can_progress(&self) -> bool {
+        let flushes = || {
+            self.state() == IBV_QPS_ERR
+                && self.rq.done.load(Ordering::Relaxed) != self.rq.tail.load(Ordering::Relaxed)
+        };
+        if let Some(endpoint) = &self.datagrams {
+            return self.datagrams_wait(endpoint) || flushes();
+        }
         let at = self.responder.ring_at.load(Ordering::Relaxed);
         let mailbox = self.mailbox();
         let closed = || self.responder.closed.load(Ordering::Relaxed) != 0;
@@ -140,8 +147,7 @@ impl Qp {
         if mailbox.notices.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
             return true;
         }
-        self.state() == IBV_QPS_ERR
-            && self.rq.done.load(Ordering::Relaxed) != self.rq.tail.load(Ordering::Relaxed)
+        flushes()
     }
 
     /// Takes messages, and tells a sender of this process about it.
@@ -165,7 +171,13 @@ impl Qp {
         loop {
             epoch::lock(&self.info().rq_epoch.0);
             let was_connected = state::is_connected(self.state());
-            let map = self.take_messages(notify, &mut answered, &mut solicited);
+            let map = match &self.datagrams {
+                Some(endpoint) => {
+                    self.take_datagrams(endpoint, &mut solicited);
+                    None
+                }
+                None => self.take_messages(notify, &mut answered, &mut solicited),
+            };
             let failed = self.state() == IBV_QPS_ERR;
             if failed {
                 self.flush_posted_recvs();
@@ -227,7 +239,18 @@ impl Qp {
                 self.responder.ring_at.store(next, Ordering::Relaxed);
                 continue;
             }
-            match self.take(link, &ring, at, &record) {
+            let receives = self.rq.done.load(Ordering::Relaxed);
+            let step = match self.take(link, &ring, at, &record) {
+                // Nobody is told of what is lost, but a receive that has failed.
+                Step::NotReady if self.is_unreliable() => Step::Done,
+                Step::Refused(..)
+                    if self.is_unreliable() && receives == self.rq.done.load(Ordering::Relaxed) =>
+                {
+                    Step::Done
+                }
+                step => step,
+            };
+            match step {
                 Step::Done => {
                     taken += 1;
                     self.responder.not_ready_since.store(0, Ordering::Relaxed);
@@ -278,7 +301,9 @@ impl Qp {
             }
         }
         if let Some((status, event)) = refused {
-            self.nak(link, status, answered);
+            if !self.is_unreliable() {
+                self.nak(link, status, answered);
+            }
             self.enter_error();
             if let Some(event) = event {
                 self.raise(event);

@@ -92,6 +92,7 @@ impl Qp {
             opcode: IBV_WC_RECV_RDMA_WITH_IMM,
             byte_len: record.len,
             imm: Some(record.imm),
+            source: None,
         };
         self.rq.complete(position, outcome);
         Step::Done
