@@ -119,9 +119,11 @@ impl Role {
 impl Run {
     fn run(self) -> Result<()> {
         // Before minutes of measuring, not after.
+        let device = find_device(self.device.as_deref())?;
         fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make the directory {}", self.out.display()))?;
-        let device = find_device(self.device.as_deref())?;
+        let probe = self.out.join("report.json.part");
+        fs::write(&probe, "").with_context(|| format!("cannot write {}", probe.display()))?;
         let report = run(&Options {
             program: env::current_exe().context("cannot find this program's own file")?,
             device: device.name(),

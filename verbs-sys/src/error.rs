@@ -57,7 +57,10 @@ pub enum DeviceError {
         port: u8,
     },
     /// There is no device of that name.
-    #[error("there is no device {name:?}; there are: {available}")]
+    #[error(
+        "there is no device {name:?}; there are: {available}{}",
+        if cfg!(feature = "rdma-core") { "" } else { " (a build with the feature rdma-core has real ones, too)" }
+    )]
     Unknown {
         /// The name asked for.
         name: String,

@@ -1,12 +1,26 @@
 //! `cargo xtask bench`: builds a release and runs the end-to-end benchmark.
 
 use std::path::PathBuf;
+use std::{env, fs};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use xshell::cmd;
 
 use crate::workspace::Workspace;
+
+/// The device of every build.
+const SOFTWARE: &str = "soft0";
+
+/// The devices there are: those that the kernel has, and our own.
+fn kernel_devices() -> Vec<String> {
+    let entries = fs::read_dir("/sys/class/infiniband");
+    let names = entries.into_iter().flatten().flatten();
+    names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .chain([SOFTWARE.to_owned()])
+        .collect()
+}
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Args)]
@@ -14,10 +28,10 @@ pub struct Bench {
     /// Measure for seconds rather than minutes: coarser figures
     #[arg(long)]
     quick: bool,
-    /// The RDMA device; a real one makes the build use rdma-core [default: the first there is]
+    /// The RDMA device; a real one makes the build use rdma-core [default: VERBS_DEVICE, else soft0]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Where the report, its table and its picture go [default: bench-out in the workspace]
+    /// Where the report and its picture go [default: bench-out in the workspace]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -30,9 +44,19 @@ impl Bench {
             Some(out) => Workspace::absolute(out)?,
             None => workspace.root.join("bench-out"),
         };
-        let device = self.device.as_deref();
-        // Software devices are part of every build; any other needs libibverbs to be reached.
-        let rdma_core = device.is_some_and(|name| !name.starts_with("soft"));
+        let named = self.device.or_else(|| env::var("VERBS_DEVICE").ok());
+        let device = named.as_deref().filter(|name| !name.is_empty());
+        // The software device is part of every build; any other needs libibverbs to be reached.
+        let rdma_core = device.is_some_and(|name| name != SOFTWARE);
+        if let Some(name) = device.filter(|_| rdma_core) {
+            // Before minutes of building, not after.
+            let known = kernel_devices();
+            ensure!(
+                known.iter().any(|known| known == name),
+                "there is no device {name:?}; there are: {}",
+                known.join(", ")
+            );
+        }
         let bench = workspace.build_bench(rdma_core)?;
 
         let sh = &workspace.shell;

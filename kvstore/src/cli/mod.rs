@@ -4,7 +4,7 @@ mod arguments;
 mod commands;
 mod load;
 
-use std::io;
+use std::io::{self, IsTerminal};
 
 use anyhow::Result;
 use tracing_subscriber::EnvFilter;
@@ -23,6 +23,7 @@ pub fn start_log(arguments: &Arguments) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
 }
 

@@ -223,7 +223,15 @@ impl Process {
             Ok(Link::shm(peer, dest_qpn, bells))
         });
         connected.unwrap_or_else(|error| {
-            tracing::warn!(dest_qpn, slot, %error, "no such queue pair on this host");
+            if error == Errno::PERM {
+                tracing::warn!(
+                    dest_qpn,
+                    slot,
+                    "the queue pair belongs to another user; soft0 connects processes of one user"
+                );
+            } else {
+                tracing::warn!(dest_qpn, slot, %error, "no such queue pair on this host");
+            }
             Link::nobody(self, own_qpn, dest_qpn)
         })
     }
