@@ -67,6 +67,12 @@ pub enum OperationError {
         /// What was seen of it.
         reason: String,
     },
+    /// This buffer cannot be put by this client; nothing was sent.
+    #[error("the value's buffer {reason}; take another with Client::buffer")]
+    Buffer {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// The typed value could not be encoded.
     #[error("encode value: {source}")]
     Encode {

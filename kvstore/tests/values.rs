@@ -5,7 +5,7 @@ mod common;
 use std::process::Child;
 
 use common::{Server, helped_server, helper, value};
-use kvstore::{Client, ClientConfig, INLINE_VALUE, Memory, Wait};
+use kvstore::{Client, ClientConfig, INLINE_VALUE, Memory, OperationError, Wait};
 
 /// Lengths where the way of a value changes, and their neighbours.
 fn lengths() -> Vec<usize> {
@@ -249,4 +249,39 @@ fn a_typed_value_is_viewed_in_place() {
     client.put(b"ada", b"no person").unwrap();
     let got = client.get_value::<Person>(b"ada").unwrap().expect("stored");
     assert!(got.view().is_err());
+}
+
+#[test]
+fn a_buffer_of_another_client_is_refused() {
+    let server = Server::start(&[]);
+    let (mut one, mut other) = (server.client(), server.client());
+    for length in [10, 10_000] {
+        let mut buffer = one.buffer(length).unwrap();
+        buffer.fill(7);
+        let error = other.put_buffer(b"key", &mut buffer).unwrap_err();
+        assert!(matches!(error, OperationError::Buffer { .. }), "{error}");
+        one.put_buffer(b"key", &mut buffer).unwrap();
+        assert_eq!(
+            *other.get(b"key").unwrap().expect("stored"),
+            vec![7; length]
+        );
+    }
+}
+
+/// What a client holds for its next put is no obstacle to it.
+#[test]
+fn a_reservation_makes_room_for_another() {
+    let server = Server::start(&["--memory", "2MiB"]);
+    let mut client = server.client();
+    for key in [b"a", b"b"] {
+        client.put(key, &value(1, 500_000)).unwrap();
+    }
+    for key in [b"a", b"b"] {
+        assert!(client.delete(key).unwrap());
+    }
+    client.put(b"c", &value(2, 1_497_152)).unwrap();
+    assert_eq!(
+        *client.get(b"c").unwrap().expect("stored"),
+        *value(2, 1_497_152)
+    );
 }

@@ -21,6 +21,8 @@ pub struct Link {
     server: SocketAddr,
     wait: Wait,
     timeout: Duration,
+    /// When the operation under way has taken too long, once it has taken long enough to look at the clock.
+    deadline: Option<Instant>,
     /// Number of the last request or READ.
     last: u64,
     /// Why it was closed.
@@ -53,6 +55,7 @@ impl Link {
             server,
             wait: config.wait,
             timeout: config.timeout,
+            deadline: None,
             last: 0,
             closed: None,
         })
@@ -60,6 +63,12 @@ impl Link {
 
     pub fn server(&self) -> SocketAddr {
         self.server
+    }
+
+    /// Starts an operation, whose steps together may take the configured time.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.deadline = None;
     }
 
     /// The message that `encode` writes, with the number it is given as tag.
@@ -221,7 +230,6 @@ impl Link {
         mut take: impl FnMut(Event) -> Option<T>,
     ) -> Result<T, OperationError> {
         let mut spin = Spin::new();
-        let mut deadline = None;
         loop {
             while let Some(event) = self.endpoint.poll() {
                 if let Event::Disconnected { cause, .. } = event {
@@ -237,7 +245,7 @@ impl Link {
                 continue;
             }
             let now = Instant::now();
-            let deadline = *deadline.get_or_insert_with(|| now + self.timeout);
+            let deadline = *self.deadline.get_or_insert(now + self.timeout);
             if now >= deadline {
                 return Err(self.timed_out());
             }

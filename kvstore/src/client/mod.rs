@@ -7,6 +7,7 @@ mod value;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mr_pool::{Buffer, Pool};
 use verbs_sys::RemoteAddr;
@@ -51,6 +52,8 @@ fn value_at(block: &Location, length: usize) -> RemoteAddr {
 ///
 /// Every operation ends within the configured time. One that leaves its outcome unknown closes the connection.
 pub struct Client {
+    /// Tells its buffers from those of other clients of this process.
+    number: u64,
     link: Link,
     /// Where buffers for values come from.
     values: Pool,
@@ -112,7 +115,9 @@ impl Client {
             Memory::PerOperation => (values.unpooled(), 0),
         };
         let values = values.build().map_err(|source| device(source.into()))?;
+        static LAST: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
+            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             link: Link::connect(&pd, &messages, address, config)?,
             values,
             messages,
@@ -154,6 +159,7 @@ impl Client {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), OperationError> {
         check_key(key)?;
+        self.link.begin();
         if length > self.inline_value {
             let mut value = self.buffer(length)?;
             fill(&mut value);
@@ -180,22 +186,34 @@ impl Client {
         let buffer = self.take(length)?;
         Ok(ValueBuffer {
             buffer: Some(buffer),
+            client: self.number,
         })
     }
 
     /// As [`put`](Self::put), with a value that already is in registered memory.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// As [`put`](Self::put), and [`OperationError::Buffer`] for one that is not this client's or has lost its memory.
     pub fn put_buffer(
         &mut self,
         key: &[u8],
         value: &mut ValueBuffer,
     ) -> Result<(), OperationError> {
+        let reason = if value.buffer.is_none() {
+            Some("lost its memory when an operation on it did not end")
+        } else if value.client != self.number {
+            Some("is another client's")
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            return Err(OperationError::Buffer { reason });
+        }
         if value.len() <= self.inline_value {
             return self.put(key, value);
         }
         check_key(key)?;
+        self.link.begin();
         self.put_written(key, value)
     }
 
@@ -217,6 +235,7 @@ impl Client {
     #[inline]
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, OperationError> {
         check_key(key)?;
+        self.link.begin();
         let hash = key_hash(key);
         if let Some(location) = self.locations.get(hash, key) {
             let value = self.read_remembered(hash, location)?;
@@ -244,6 +263,7 @@ impl Client {
     /// [`OperationError`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, OperationError> {
         check_key(key)?;
+        self.link.begin();
         let message = self
             .link
             .message(|message, number| message.encode(kind::DELETE, number, &Delete { key }))?;
@@ -262,6 +282,7 @@ impl Client {
     /// # Errors
     /// [`OperationError`].
     pub fn server_statistics(&mut self) -> Result<Statistics, OperationError> {
+        self.link.begin();
         let message = self
             .link
             .message(|message, number| message.encode(kind::STAT, number, &Stat { reserved: 0 }))?;

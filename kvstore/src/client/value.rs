@@ -11,9 +11,11 @@ use wire::{Received, View};
 /// [`Client::put_buffer`](crate::Client::put_buffer). Dropping it gives the memory back.
 ///
 /// If the connection is lost while the value is being written to the server, the memory may be lost with it: the
-/// buffer is then empty.
+/// buffer is then empty, and putting it again is an error.
 pub struct ValueBuffer {
     pub(super) buffer: Option<Buffer>,
+    /// The client it is of.
+    pub(super) client: u64,
 }
 
 impl Deref for ValueBuffer {

@@ -145,6 +145,9 @@ impl Worker {
     /// Lets a client write a block. What it had reserved before is given back: requests of one connection are
     /// executed in order, so its WRITEs there have ended.
     fn reserve(&mut self, conn: ConnectionId, length: usize) -> Result<Location, Status> {
+        let reserved = &mut self.holdings[conn.index()].reserved;
+        // First, since there may not be room for both.
+        *reserved = None;
         let room = self.shared.store.room(length)?;
         self.last_reservation += 1;
         let reservation = self.last_reservation;

@@ -214,16 +214,19 @@ impl Cq {
         let state = &mut *polled;
         let members = state.members.len();
         let mut filled = 0;
-        for step in 0..members {
-            let mut at = state.next + step;
+        // Members may have left since.
+        let mut at = state.next;
+        for _ in 0..members {
             if at >= members {
-                at -= members;
+                at = 0;
             }
             let member = &state.members[at];
             filled += member
                 .qp
                 .poll(&mut wcs[filled..], member.sends, member.receives);
+            at += 1;
             if filled == wcs.len() {
+                // One that always has something must not keep the others waiting.
                 state.next = at;
                 break;
             }

@@ -59,6 +59,7 @@ pub(super) struct Process {
 static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 
 struct Open {
+    pid: u32,
     process: Arc<Process>,
     contexts: usize,
     threads: Vec<JoinHandle<()>>,
@@ -69,6 +70,10 @@ impl Process {
     /// [`release`](Self::release).
     pub(super) fn acquire() -> Result<Arc<Self>, Errno> {
         let mut open = lock(&OPEN);
+        if let Some(parents) = open.take_if(|open| open.pid != std::process::id()) {
+            // After a fork the memory is shared with the parent, and the threads are not here.
+            std::mem::forget(parents);
+        }
         if let Some(open) = open.as_mut() {
             open.contexts += 1;
             return Ok(Arc::clone(&open.process));
@@ -76,6 +81,7 @@ impl Process {
         let process = Arc::new(Self::new()?);
         let threads = service::spawn(&process).inspect_err(|_| signal(&process.halt))?;
         *open = Some(Open {
+            pid: std::process::id(),
             process: Arc::clone(&process),
             contexts: 1,
             threads,
@@ -86,6 +92,11 @@ impl Process {
     pub(super) fn release(process: Arc<Self>) {
         let mut open = lock(&OPEN);
         let Some(state) = open.as_mut() else { return };
+        if !Arc::ptr_eq(&state.process, &process) {
+            // The parent's, closed by a child that has its own.
+            std::mem::forget(process);
+            return;
+        }
         state.contexts -= 1;
         if state.contexts == 0 {
             signal(&process.halt);

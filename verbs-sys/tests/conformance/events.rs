@@ -5,6 +5,23 @@ use verbs_sys::WcStatus;
 use crate::support::{QpSetup, Queue, Recv, Request, scripts};
 
 scripts! {
+    /// A request posted after arming, while the peer's program does nothing, or nothing more.
+    fn a_request_posted_after_arming_is_an_event(ends: &mut Ends) {
+        for (one_cq, looks) in [(false, false), (false, true), (true, false), (true, true)] {
+            let setup = QpSetup { one_cq, ..QpSetup::default() };
+            let link = ends.link_with(setup, setup);
+            ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 64)])]);
+            ends.a.arm(link.a, Queue::Send, false);
+            ends.a.assert_idle(link.a, Queue::Send);
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(2)]);
+            if looks {
+                ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
+            }
+            assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+            ends.a.expect(link.a, Queue::Send, 2, WcStatus::Success);
+        }
+    }
+
     /// One event for one request for events, at the next completion.
     fn an_armed_queue_makes_one_event(ends: &mut Ends) {
         let link = ends.link();

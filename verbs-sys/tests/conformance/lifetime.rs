@@ -33,17 +33,7 @@ impl Everything {
         let cq = context.create_cq(16, Some(&channel)).expect("no queue");
         let memory = context.alloc_memory(4096).expect("no memory");
         let region = pd.reg_memory(&memory, ALL_ACCESS).expect("no region");
-        let qp = pd
-            .create_qp(&QueuePairInit::new(&cq, &cq))
-            .expect("no queue pair");
-        let path = PathOptions {
-            gid_index: context.choose_gid(1).expect("no address").0,
-            ..PathOptions::default()
-        };
-        qp.to_init(ALL_ACCESS, 1).expect("no way to INIT");
-        let itself = qp.endpoint(&path, 7).expect("no endpoint");
-        qp.to_rtr(&itself, &path).expect("no way to RTR");
-        qp.to_rts(7, &path).expect("no way to RTS");
+        let qp = connected_to_itself(&context, &pd, &cq);
         Self {
             device: Some(device),
             context: Some(context),
@@ -77,8 +67,39 @@ impl Everything {
     }
 }
 
+fn connected_to_itself(
+    context: &Context,
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+) -> QueuePair {
+    let qp = pd
+        .create_qp(&QueuePairInit::new(cq, cq))
+        .expect("no queue pair");
+    let path = PathOptions {
+        gid_index: context.choose_gid(1).expect("no address").0,
+        ..PathOptions::default()
+    };
+    qp.to_init(ALL_ACCESS, 1).expect("no way to INIT");
+    let itself = qp.endpoint(&path, 7).expect("no endpoint");
+    qp.to_rtr(&itself, &path).expect("no way to RTR");
+    qp.to_rts(7, &path).expect("no way to RTS");
+    qp
+}
+
 /// Writes 8 bytes from the region's start to its middle, and waits for the completion.
 fn write_to_itself(qp: &QueuePair, region: &MemoryRegion) {
+    post_write_to_itself(qp, region);
+    let mut completions = [WorkCompletion::default()];
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while qp.send_cq().poll(&mut completions).expect("cannot poll") == 0 {
+        assert!(std::time::Instant::now() < deadline, "no completion came");
+        std::thread::yield_now();
+    }
+    assert!(completions[0].is_ok(), "{:?}", completions[0]);
+    assert_eq!(completions[0].qp_num(), qp.qp_num());
+}
+
+fn post_write_to_itself(qp: &QueuePair, region: &MemoryRegion) {
     let mut element = ibv_sge {
         addr: region.addr(),
         length: 8,
@@ -98,14 +119,69 @@ fn write_to_itself(qp: &QueuePair, region: &MemoryRegion) {
     };
     // SAFETY: a list of one request, whose memory is registered until it has completed.
     unsafe { qp.post_send(&mut request) }.expect("cannot post");
-    let cq = qp.send_cq();
-    let mut completions = [WorkCompletion::default()];
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while cq.poll(&mut completions).expect("cannot poll") == 0 {
-        assert!(std::time::Instant::now() < deadline, "no completion came");
-        std::thread::yield_now();
+}
+
+/// Queue pairs leave a completion queue, whichever of them was polled last, and it goes on.
+#[test]
+fn queue_pairs_come_and_go_on_one_queue() {
+    let everything = Everything::new();
+    let (Some(context), Some(pd), Some(cq), Some(region)) = (
+        &everything.context,
+        &everything.pd,
+        &everything.cq,
+        &everything.region,
+    ) else {
+        panic!("everything is there");
+    };
+    let mut pairs: Vec<Option<QueuePair>> = Vec::new();
+    for round in 0..64_usize {
+        if round % 2 == 0 {
+            pairs.push(Some(connected_to_itself(context, pd, cq)));
+        }
+        // Every order of use, and some leave that were used last and some that were not.
+        let len = pairs.len();
+        for turn in 0..len {
+            if let Some(qp) = &pairs[(turn * 3 + round) % len] {
+                write_to_itself(qp, region);
+            }
+        }
+        if round % 3 == 2 {
+            pairs[round * 7 % len] = None;
+        }
     }
-    assert!(completions[0].is_ok(), "{:?}", completions[0]);
+    everything.transfer();
+}
+
+/// A queue pair that always has something does not keep the others waiting.
+#[test]
+fn a_busy_queue_pair_does_not_starve_another() {
+    let everything = Everything::new();
+    let (Some(context), Some(pd), Some(cq), Some(region)) = (
+        &everything.context,
+        &everything.pd,
+        &everything.cq,
+        &everything.region,
+    ) else {
+        panic!("everything is there");
+    };
+    let pairs = [0; 3].map(|_| connected_to_itself(context, pd, cq));
+    for (busy, quiet) in [(0, 2), (2, 0), (1, 2)] {
+        post_write_to_itself(&pairs[quiet], region);
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            post_write_to_itself(&pairs[busy], region);
+            let mut found = [WorkCompletion::default()];
+            while cq.poll(&mut found).expect("cannot poll") == 0 {}
+            if found[0].qp_num() == pairs[quiet].qp_num() {
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "it starves");
+        }
+        // The completion whose turn it was not.
+        let mut left = [WorkCompletion::default()];
+        while cq.poll(&mut left).expect("cannot poll") == 0 {}
+        assert_eq!(left[0].qp_num(), pairs[busy].qp_num());
+    }
 }
 
 #[test]

@@ -93,6 +93,41 @@ scripts! {
         ends.b.expect(link.b, Queue::Send, 3, WcStatus::Success);
     }
 
+    /// Nor is it held up by an earlier message that nobody is ready for.
+    fn an_acknowledgement_does_not_wait_behind_a_message(ends: &mut Ends) {
+        let setup = QpSetup { one_cq: true, ..QpSetup::default() };
+        let link = ends.link_with(setup, setup);
+        ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(0, 8)]).id(1)]);
+        ends.b.post_recv(link.b, &[Recv::new(2, &[link.b_mem.sge(0, 64)])]);
+        ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(3)]);
+        ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+        ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(0, 16)]).id(4)]);
+        ends.a.expect(link.a, Queue::Send, 3, WcStatus::Success);
+        for (id, len) in [(5, 8), (6, 16)] {
+            ends.a.post_recv(link.a, &[Recv::new(id, &[link.a_mem.sge(0, 64)])]);
+            let received = ends.a.expect(link.a, Queue::Recv, id, WcStatus::Success);
+            assert_eq!(received.byte_len, len);
+        }
+        ends.b.expect(link.b, Queue::Send, 1, WcStatus::Success);
+        ends.b.expect(link.b, Queue::Send, 4, WcStatus::Success);
+    }
+
+    /// A message that was received has been sent, whatever comes of the connection.
+    fn what_was_received_counts_when_the_connection_breaks(ends: &mut Ends) {
+        for one_cq in [true, false] {
+            let setup = QpSetup { one_cq, ..QpSetup::default() };
+            let link = ends.link_with(setup, setup);
+            ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 64)])]);
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(2)]);
+            ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
+            let mut wrong = link.a_mem.at(0);
+            wrong.rkey ^= 0x5a;
+            ends.b.post_send(link.b, &[Request::write(&[link.b_mem.sge(0, 8)], wrong).id(3)]);
+            ends.b.expect(link.b, Queue::Send, 3, WcStatus::RemAccessErr);
+            ends.a.expect(link.a, Queue::Send, 2, WcStatus::Success);
+        }
+    }
+
     /// An answer counts, and what it acknowledges, when its sender has gone.
     fn an_answer_outlives_its_queue_pair(ends: &mut Ends) {
         let setup = QpSetup { one_cq: true, ..QpSetup::default() };

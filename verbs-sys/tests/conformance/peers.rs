@@ -40,6 +40,50 @@ fn assert_gives_up(ends: &mut Ends, link: Link, request: Request) {
 }
 
 scripts! {
+    /// One end leaves a connection late: what it owed there does not reach the peer's next one.
+    fn a_late_reset_does_not_touch_the_next_connection(ends: &mut Ends) {
+        for one_cq in [true, false] {
+            let setup = QpSetup { one_cq, ..QpSetup::default() };
+            let link = ends.link_with(setup, setup);
+            for id in 0..5 {
+                ends.b.post_recv(link.b, &[Recv::new(id, &[link.b_mem.sge(0, 64)])]);
+                ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 64)]).id(id));
+                ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+            }
+            let (at_a, at_b) = (ends.a.endpoint(link.a), ends.b.endpoint(link.b));
+            ends.a.reset(link.a);
+            ends.a.init(link.a);
+            ends.a.to_rtr(link.a, at_b);
+            ends.a.to_rts(link.a);
+            ends.b.reset(link.b);
+            ends.b.init(link.b);
+            ends.b.to_rtr(link.b, at_a);
+            ends.b.to_rts(link.b);
+            ends.b.post_recv(link.b, &[Recv::new(9, &[link.b_mem.sge(0, 64)])]);
+            ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 64)]).id(8));
+            ends.b.expect(link.b, Queue::Recv, 9, WcStatus::Success);
+        }
+    }
+
+    /// The device's own threads look at connections while they are made again.
+    fn connections_are_made_again_and_again(ends: &mut Ends) {
+        let rounds = if ends.is_software() { 150 } else { 10 };
+        let link = ends.link();
+        for round in 0..rounds {
+            ends.b.post_recv(link.b, &[Recv::new(round, &[link.b_mem.sge(0, 64)])]);
+            ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 64)]).id(round));
+            ends.b.expect(link.b, Queue::Recv, round, WcStatus::Success);
+            if round % 2 == 0 {
+                ends.a.reset(link.a);
+                ends.b.reset(link.b);
+            } else {
+                ends.b.reset(link.b);
+                ends.a.reset(link.a);
+            }
+            ends.connect_again(link.a, link.b);
+        }
+    }
+
     fn a_destroyed_queue_pair_does_not_answer(ends: &mut Ends) {
         for kind in 0..4 {
             let link = ends.link_with(hasty(), QpSetup::default());

@@ -142,13 +142,15 @@ impl Link {
         same.then_some(target)
     }
 
-    /// Whether the peer is still connected to us, and not to somebody else since: only then is its
-    /// mailbox the place for our answers. The caller holds a lock that a peer waits for before it
-    /// leaves a connection.
+    /// Whether the peer is still in the connection of this number, and it is with us: only then is
+    /// its mailbox the place for our answers. The caller holds a lock that a peer waits for before
+    /// it leaves a connection.
     #[inline]
-    pub(super) fn takes_answers(&self, own_qpn: u32) -> bool {
+    pub(super) fn takes_answers(&self, own_qpn: u32, generation: u32) -> bool {
         let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
-        target.readiness() == Readiness::Ready && target.dest_qpn() == own_qpn
+        target.readiness() == Readiness::Ready
+            && target.dest_qpn() == own_qpn
+            && target.generation() == generation
     }
 
     /// Whether it still leads to the queue pair it was made for.
@@ -198,6 +200,14 @@ fn incarnation(info: &Info, index: usize) -> u32 {
 }
 
 impl Bell {
+    /// Whether the queue's owner has asked to be woken, and may sleep.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        // SAFETY: the link that holds this bell keeps the mapping alive.
+        let armed = &unsafe { self.cq.as_ref() }.armed;
+        armed.load(Ordering::Relaxed) != ARMED_NOT
+    }
+
     /// Wakes the queue's owner if it asked for it. What it shall find was published before.
     #[inline]
     pub(super) fn ring(&self, solicited: bool) {

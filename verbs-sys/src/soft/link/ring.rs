@@ -58,6 +58,8 @@ pub(in crate::soft) struct Record {
     pub rnr_retry: u8,
     /// Units the record occupies.
     pub units: u16,
+    /// The writer's connection: see [`Target`](crate::soft::layout::Target).
+    pub generation: u16,
     /// Bytes of the message.
     pub len: u32,
     pub imm: u32,
@@ -80,7 +82,8 @@ impl Record {
             kind | u64::from(self.flags) << 8
                 | u64::from(self.num_sge) << 16
                 | u64::from(self.rnr_retry) << 24
-                | u64::from(self.units) << 32,
+                | u64::from(self.units) << 32
+                | u64::from(self.generation) << 48,
             u64::from(self.len) | u64::from(self.imm) << 32,
             self.remote_addr,
             u64::from(self.rkey) | u64::from(self.executed) << 32,
@@ -103,6 +106,7 @@ impl Record {
             num_sge: (first >> 16) as u8,
             rnr_retry: (first >> 24) as u8 & 7,
             units: (first >> 32) as u16,
+            generation: (first >> 48) as u16,
             len: second as u32,
             imm: (second >> 32) as u32,
             remote_addr,
@@ -256,6 +260,7 @@ const EMPTY: Record = Record {
     num_sge: 0,
     rnr_retry: 0,
     units: 0,
+    generation: 0,
     len: 0,
     imm: 0,
     remote_addr: 0,
@@ -277,6 +282,7 @@ mod tests {
             num_sge: 0,
             rnr_retry: 7,
             units: 3,
+            generation: 0x7ff,
             len: 100,
             imm: 0xdead_beef,
             remote_addr: u64::MAX - 5,

@@ -37,6 +37,9 @@ pub(super) const MAX_INLINE: u32 = 1024;
 /// Bytes of a message.
 pub(super) const MAX_MESSAGE: u64 = 1 << 31;
 
+/// How far the connection numbers of queue pairs are apart that follow each other in a place; odd.
+const CONNECTIONS_APART: u32 = 67;
+
 /// READs and atomics in flight, either way. They are executed as they are posted, so there is never
 /// more than one; the number is what applications compute with.
 pub(super) const MAX_RD_ATOMIC: u8 = 128;
@@ -156,7 +159,9 @@ impl Qp {
         info.sq_epoch.0.store(0, Ordering::Relaxed);
         info.rq_epoch.0.store(0, Ordering::Relaxed);
         let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
-        info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
+        let before = info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
+        // Connections of queue pairs that follow each other in a place are told apart, too.
+        qp.control().generation = before.wrapping_mul(CONNECTIONS_APART);
         info.responder.0.hears.store(same.into(), Ordering::Relaxed);
         qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
         qp.send_cq.attach(&qp, true, same);
@@ -333,7 +338,7 @@ impl Qp {
         }
         // Last, since what it left behind counts.
         if link.is_dead() || self.peer_is_gone(&link) {
-            self.abandon(link.is_dead());
+            self.abandon(&link);
         }
         let waits = self.waits();
         if waits

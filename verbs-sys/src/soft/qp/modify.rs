@@ -154,6 +154,9 @@ impl Qp {
         let mut link = None;
         self.send_cq.exclusively(&self.recv_cq, || {
             self.exclusively(|| {
+                // Again: whoever was inside may have met an error, and said so.
+                self.state.store(IBV_QPS_RESET, Ordering::Release);
+                self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
                 self.sq.reset();
                 self.rq.reset();
                 self.forget_connection();

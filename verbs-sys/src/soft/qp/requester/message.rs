@@ -8,6 +8,7 @@ use crate::ffi::{
     IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
     IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM,
 };
+use crate::soft::layout::Target;
 use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 
@@ -98,8 +99,13 @@ impl Qp {
         let executed = self.executed();
         if hears {
             flags |= ring::ACKNOWLEDGES;
-            bell.acknowledged = Some(executed);
+            let exec = self.sq.exec.load(Ordering::Relaxed);
+            if self.sq.done.load(Ordering::Relaxed) == exec {
+                // The peer sees it first of all, so it cannot be stuck behind another record.
+                bell.acknowledged = Some(executed);
+            }
         }
+        let own = Target(self.info().responder.0.target.load(Ordering::Relaxed));
         let len = total(request.sges) as u32;
         let record = Record {
             kind,
@@ -107,6 +113,7 @@ impl Qp {
             num_sge: request.sges.len() as u8,
             rnr_retry: requester.rnr_retry.load(Ordering::Relaxed) as u8,
             units: units as u16,
+            generation: own.generation() as u16,
             len,
             imm: request.imm,
             remote_addr: request.remote_addr,

@@ -166,7 +166,9 @@ impl Qp {
         };
         // SAFETY: the send lock is held.
         if let Some(link) = unsafe { self.link() }.filter(|_| notice != 0) {
-            if link.takes_answers(self.qpn) {
+            // What it has executed of the peer's counts, whatever comes of the connection.
+            self.acknowledge_at_the_end();
+            if link.takes_answers(self.qpn, link.generation.load(Ordering::Relaxed)) {
                 link.mailbox().notices.fetch_or(notice, Ordering::Release);
             }
             owed.local |= matches!(link.via, Via::Local);
@@ -209,6 +211,10 @@ impl Qp {
             let link = unsafe { self.link() };
             if let Some(peer) = link.and_then(|link| link.recv_bell.as_ref()) {
                 peer.ring(bell.solicited);
+            }
+            if self.send_cq.is_armed() {
+                // We may be about to sleep, and the peer's program may never look.
+                self.process.nudge_later();
             }
         }
         if owed.completed {
@@ -267,14 +273,18 @@ impl Qp {
         self.run_backlog(owed, &mut Bell::default());
     }
 
-    /// The peer will never answer: ends what is in flight, and if its process has died, the queue
-    /// pair.
-    pub(in crate::soft::qp) fn abandon(&self, dead: bool) {
+    /// The peer at this link will never answer: ends what is in flight, and if its process has died,
+    /// the queue pair. Nothing happens if the link is of an earlier connection.
+    pub(in crate::soft::qp) fn abandon(&self, link: &Link) {
         let mut owed = Owed::default();
         epoch::lock(&self.info().sq_epoch.0);
+        // SAFETY: the send lock is held.
+        let is_ours = unsafe { self.link() }.is_some_and(|ours| std::ptr::eq(ours, link));
+        let dead = link.is_dead();
         // What it acknowledged before it went counts.
         self.take_acknowledgements(&mut owed);
-        if state::is_connected(self.state()) {
+        let gone = is_ours && (dead || self.peer_is_gone(link));
+        if gone && state::is_connected(self.state()) {
             if self.waits() && self.is_unreliable() {
                 self.lose_messages(&mut owed);
             } else if self.waits() {

@@ -36,6 +36,8 @@ pub(super) struct State {
     /// Whether messages were executed that the peer has not been told of ([`OWED`]), and whether it
     /// wants a completion for one of them ([`COMPLETES`]).
     unacknowledged: Guarded32,
+    /// The peer's connection, as its records say; 0 is none.
+    generation: Guarded32,
     /// Units of our ring that the peer knows to be free again.
     told_consumed: Guarded32,
     /// Since when the message at the front has found no receive, or 0.
@@ -53,6 +55,7 @@ impl State {
         for word in [
             &self.unacknowledged,
             &self.told_consumed,
+            &self.generation,
             &self.ring_at,
             &self.executed,
             &self.unmappable,
@@ -230,6 +233,10 @@ impl Qp {
                 break;
             };
             let next = at.wrapping_add(u32::from(record.units));
+            let generation = u32::from(record.generation);
+            self.responder
+                .generation
+                .store(generation, Ordering::Relaxed);
             if record.flags & ring::ACKNOWLEDGES != 0 {
                 // Whether or not the message itself can be taken now.
                 let heard = &self.requester.heard;
@@ -291,8 +298,11 @@ impl Qp {
             self.responder.unacknowledged.store(owed, Ordering::Relaxed);
             // A poller acknowledges with its answer or its next poll: the store misses the cache,
             // and the answer's first locked instruction would wait for it. Whoever is about to
-            // sleep may not come back for long.
+            // sleep may not come back for long, and whoever sleeps waits for it.
+            let awaited =
+                wants_completion && link.send_bell.as_ref().is_some_and(|bell| bell.is_armed());
             let later = !notify
+                && !awaited
                 && refused.is_none()
                 && !self.is_local.load(Ordering::Relaxed)
                 && !self.recv_cq.is_armed();
@@ -373,6 +383,12 @@ impl Qp {
         epoch::unlock(&self.info().rq_epoch.0);
     }
 
+    /// Whether the peer is still in the connection that its records were of.
+    #[inline]
+    pub(super) fn takes_answers(&self, link: &Link) -> bool {
+        link.takes_answers(self.qpn, self.responder.generation.load(Ordering::Relaxed))
+    }
+
     /// The receive lock is held.
     fn acknowledge_all(&self, link: &Link) {
         let unacknowledged = &self.responder.unacknowledged;
@@ -389,7 +405,7 @@ impl Qp {
             return;
         }
         responder.unacknowledged.store(0, Ordering::Relaxed);
-        if !link.takes_answers(self.qpn) {
+        if !self.takes_answers(link) {
             return;
         }
         let consumed = responder.ring_at.load(Ordering::Relaxed);
@@ -407,7 +423,7 @@ impl Qp {
         tracing::debug!(qpn = self.qpn, status, "refused a message");
         // The refusal is of the message after the last acknowledged one.
         self.acknowledge_all(link);
-        if link.takes_answers(self.qpn) {
+        if self.takes_answers(link) {
             let nak = NAK_VALID | u64::from(status);
             link.mailbox().nak.store(nak, Ordering::Release);
         }

@@ -118,7 +118,7 @@ impl Qp {
                 copy::fetch_add_u64(word, first)
             }
         };
-        if link.takes_answers(self.qpn) {
+        if self.takes_answers(link) {
             link.mailbox().result.store(found, Ordering::Release);
         }
         Step::Done
