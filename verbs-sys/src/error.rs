@@ -108,7 +108,31 @@ pub struct DeregisterError {
     pub source: io::Error,
 }
 
-/// Creating a protection domain, completion channel, completion queue or queue pair failed.
+/// Posting the bind of a memory window failed; the window is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// ibv_bind_mw(3) failed.
+    #[error(
+        "ibv_bind_mw of the window with rkey {rkey:#x} failed; a full queue gives ENOMEM, a region \
+         of another protection domain EPERM, a window of type 2 EINVAL"
+    )]
+    Refused {
+        /// The window's key.
+        rkey: u32,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Objects of different contexts were to be used together.
+    #[error("ibv_bind_mw: the {other} belongs to another context than the window")]
+    OtherContext {
+        /// What does not belong.
+        other: &'static str,
+    },
+}
+
+/// Creating a protection domain, memory window, completion channel, completion queue or queue pair
+/// failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {

@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) sent: Vec<(ibv_send_wr, ibv_sge)>,
     /// Receive requests posted.
     pub(crate) received: Vec<(ibv_recv_wr, ibv_sge)>,
+    /// Binds of windows, with the flags and the length.
+    pub(crate) bound: Vec<(u64, u32, u64)>,
     /// What the next polls give.
     pub(crate) completions: VecDeque<ibv_wc>,
     /// Refuse a post with ENOMEM after this many requests.
@@ -112,6 +114,9 @@ static PROVIDER: Provider = Provider {
         context.ops.post_recv = Some(post_recv);
         context.ops.poll_cq = Some(poll_cq);
         context.ops.req_notify_cq = Some(req_notify_cq);
+        context.ops.alloc_mw = Some(alloc_mw);
+        context.ops.bind_mw = Some(bind_mw);
+        context.ops.dealloc_mw = Some(dealloc_mw);
         Box::into_raw(Box::new(context))
     },
     close_device: |context| gone("context", context),
@@ -339,4 +344,31 @@ unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> c
 
 unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
     0
+}
+
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
+    Box::into_raw(Box::new(ibv_mw {
+        pd,
+        rkey: 0x1ff,
+        type_,
+        ..ibv_mw::zeroed()
+    }))
+}
+
+unsafe extern "C" fn bind_mw(_: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the caller gives live objects.
+    let (mw, bind) = unsafe { (&mut *mw, &*bind) };
+    if with(|state| state.busy.contains(&"bind")) {
+        return libc::ENOMEM;
+    }
+    with(|state| {
+        let note = (bind.wr_id, bind.send_flags, bind.bind_info.length);
+        state.bound.push(note);
+    });
+    mw.rkey = ibv_inc_rkey(mw.rkey);
+    0
+}
+
+unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    gone("mw", mw)
 }

@@ -16,6 +16,7 @@ mod error;
 mod fake;
 mod memory;
 mod mr;
+mod mw;
 mod pd;
 mod provider;
 mod qp;
@@ -32,11 +33,12 @@ pub use context::{Context, GID_INDEX_VARIABLE, Gid};
 pub use cq::CompletionQueue;
 pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
 pub use error::{
-    AsyncEventError, CreateError, DeregisterError, DeviceError, EventError, MemoryError, PollError,
-    QueuePairError, RawPostError,
+    AsyncEventError, BindError, CreateError, DeregisterError, DeviceError, EventError, MemoryError,
+    PollError, QueuePairError, RawPostError,
 };
 pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion};
+pub use mw::{BindInfo, MemoryWindow, MwType};
 pub use pd::ProtectionDomain;
 pub use qp::{
     ParseEndpointError, PathOptions, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,

@@ -21,6 +21,9 @@ bitflags::bitflags! {
         const REMOTE_READ = ffi::IBV_ACCESS_REMOTE_READ;
         /// Peers may do atomics on it.
         const REMOTE_ATOMIC = ffi::IBV_ACCESS_REMOTE_ATOMIC;
+        /// Memory windows may be bound to it, which let peers read it and, with local write, change
+        /// it.
+        const MW_BIND = ffi::IBV_ACCESS_MW_BIND;
     }
 }
 

@@ -4,7 +4,7 @@ use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
 use crate::{
     AccessFlags, AddressHandle, Context, CreateError, Gid, HostMemory, MemoryError, MemoryRegion,
-    PathOptions, QueuePair, QueuePairInit,
+    MemoryWindow, MwType, PathOptions, QueuePair, QueuePairInit,
     context::created,
     error::{check, log_destroy},
     ffi::ibv_pd,
@@ -28,7 +28,7 @@ unsafe impl Sync for PdInner {}
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // SAFETY: this is the last reference, and every region and queue pair held one.
+        // SAFETY: this is the last reference, and every region, window and queue pair held one.
         let code = unsafe { (self.context.provider().dealloc_pd)(self.raw.as_ptr()) };
         log_destroy("ibv_dealloc_pd", check(code));
     }
@@ -114,6 +114,15 @@ impl ProtectionDomain {
                 source: io::Error::last_os_error(),
             }),
         }
+    }
+
+    /// Makes a memory window that is not bound yet; ibv_alloc_mw(3).
+    ///
+    /// # Errors
+    /// [`CreateError::Refused`], with `EOPNOTSUPP` by devices that have no such windows;
+    /// `device_cap_flags` tells.
+    pub fn alloc_mw(&self, kind: MwType) -> Result<MemoryWindow, CreateError> {
+        MemoryWindow::new(self, kind)
     }
 
     /// Makes an address handle for the port with this address, reached along `path`;

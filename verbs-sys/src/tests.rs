@@ -1,6 +1,6 @@
 //! The handles, on a device that does no work: lifetimes, events, arguments, errors.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use crate::{fake, ffi, *};
 
@@ -49,6 +49,94 @@ fn memory_that_stays_registered_is_never_freed() {
     assert_eq!(error.source().unwrap().to_string(), os_error(libc::EBUSY));
     drop((error, memory, pd, context));
     assert!(!destroyed().contains(&"memory"));
+}
+
+#[test]
+fn a_window_keeps_what_it_may_be_bound_to() {
+    let context = fake::open();
+    let memory = context.alloc_memory(4096).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let access = AccessFlags::LOCAL_WRITE;
+    let region = || Arc::new(pd.reg_memory(&memory, access).unwrap());
+    let (first, second) = (region(), region());
+    let mut window = pd.alloc_mw(MwType::Type1).unwrap();
+    let info = |region, len| BindInfo {
+        region,
+        addr: 0,
+        len,
+        access: AccessFlags::REMOTE_READ,
+    };
+    assert_eq!((window.rkey(), window.next_rkey()), (0x1ff, 0x100));
+    // SAFETY: the queue pair is nobody else's.
+    unsafe {
+        let flags = SendFlags::FENCE;
+        window.bind(&qp, 5, flags, Some(info(&first, 7))).unwrap();
+        let flags = SendFlags::empty();
+        window.bind(&qp, 6, flags, Some(info(&second, 8))).unwrap();
+        window.bind(&qp, 7, flags, None).unwrap();
+    }
+    let signaled = ffi::IBV_SEND_SIGNALED;
+    assert_eq!(
+        fake::with(|state| state.bound.clone()),
+        [
+            (5, signaled | ffi::IBV_SEND_FENCE, 7),
+            (6, signaled, 8),
+            (7, signaled, 0)
+        ]
+    );
+    assert_eq!(window.rkey(), 0x102);
+    drop((first, second, qp, cq));
+    assert!(!destroyed().contains(&"mr"));
+    window.release_former_regions();
+    assert_eq!(destroyed().iter().filter(|name| **name == "mr").count(), 1);
+    drop((memory, pd, context));
+    drop(window);
+    let order = destroyed();
+    let tail = &order[order.iter().position(|name| *name == "mw").unwrap()..];
+    assert_eq!(tail, ["mw", "mr", "memory", "pd", "context", "device"]);
+}
+
+#[test]
+fn binds_are_checked_for_what_libibverbs_checks_inline() {
+    let context = fake::open();
+    let pd = context.alloc_pd().unwrap();
+    let memory = context.alloc_memory(4096).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let region = Arc::new(pd.reg_memory(&memory, AccessFlags::empty()).unwrap());
+    let bind = |window: &mut MemoryWindow, qp: &QueuePair| {
+        // SAFETY: the queue pair is nobody else's.
+        unsafe { window.bind(qp, 1, SendFlags::empty(), None) }
+    };
+    let mut window = pd.alloc_mw(MwType::Type2).unwrap();
+    let error = bind(&mut window, &qp).unwrap_err();
+    assert_eq!(error.source().unwrap().to_string(), os_error(libc::EINVAL));
+    let info = BindInfo {
+        region: &region,
+        addr: 1,
+        len: 2,
+        access: AccessFlags::REMOTE_WRITE,
+    };
+    let request = window.bind_request(9, 0x105, info);
+    assert_eq!((request.wr_id, request.opcode), (9, ffi::IBV_WR_BIND_MW));
+    // SAFETY: that is what the opcode says.
+    let raw = unsafe { request.extra.bind_mw };
+    assert_eq!((raw.mw, raw.rkey), (window.as_raw(), 0x105));
+    assert_eq!((raw.bind_info.addr, raw.bind_info.length), (1, 2));
+    assert_eq!(raw.bind_info.mr, region.as_raw());
+    window.set_rkey(0x105);
+    assert_eq!(window.rkey(), 0x105);
+
+    let mut window = pd.alloc_mw(MwType::Type1).unwrap();
+    fake::with(|state| state.busy.push("bind"));
+    let error = bind(&mut window, &qp).unwrap_err();
+    assert!(matches!(error, BindError::Refused { rkey: 0x1ff, .. }));
+    let elsewhere = fake::open().alloc_pd().unwrap();
+    let mut window = elsewhere.alloc_mw(MwType::Type1).unwrap();
+    let error = bind(&mut window, &qp).unwrap_err();
+    assert!(matches!(error, BindError::OtherContext { .. }));
 }
 
 #[test]

@@ -20,7 +20,8 @@ bitflags::bitflags! {
     /// How a send request is treated; ibv_post_send(3).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
-        /// Start only when earlier READs and atomics are complete.
+        /// Start only when earlier READs and atomics are complete. On the software device that is
+        /// always so.
         const FENCE = ffi::IBV_SEND_FENCE;
         /// Wake a receiver that waits for solicited events only.
         const SOLICITED = ffi::IBV_SEND_SOLICITED;
@@ -241,6 +242,13 @@ impl WorkCompletion {
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
         (self.0.wc_flags & ffi::IBV_WC_WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
+    }
+
+    /// The key that the message has invalidated, if any; valid only after success of a receive.
+    #[must_use]
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        (self.0.wc_flags & ffi::IBV_WC_WITH_INV != 0).then_some(self.0.imm_data)
     }
 
     /// Number of the local queue pair.

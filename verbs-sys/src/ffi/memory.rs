@@ -104,6 +104,13 @@ pub struct ibv_mw_bind {
     pub bind_info: ibv_mw_bind_info,
 }
 
+/// The key after `rkey`: its lowest byte is the caller's to choose, the rest names the window.
+/// ibv_inc_rkey(3).
+#[must_use]
+pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
+    (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
+}
+
 /// The global part of an address.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -152,12 +152,19 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     filled.page_size_cap = !0xfff;
     filled.max_qp = MAX_QP as c_int;
     filled.max_qp_wr = qp::MAX_WR as c_int;
-    filled.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD;
+    filled.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        // LOCAL_INV and SEND_WITH_INV; registering by work request is not for user space.
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     filled.max_sge = qp::MAX_SGE as c_int;
     filled.max_sge_rd = qp::MAX_SGE as c_int;
     filled.max_cq = MAX_CQ as c_int;
     filled.max_cqe = MAX_CQE;
     filled.max_mr = MAX_KEYS as c_int - 1;
+    // Windows and regions share the keys.
+    filled.max_mw = MAX_KEYS as c_int - 1;
     filled.max_pd = MAX_PD as c_int - 1;
     filled.max_qp_rd_atom = qp::MAX_RD_ATOMIC.into();
     filled.max_qp_init_rd_atom = qp::MAX_RD_ATOMIC.into();

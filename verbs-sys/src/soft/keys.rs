@@ -6,21 +6,39 @@ use rustix::io::Errno;
 
 use super::index::IndexPool;
 use super::layout::{KeyEntry, MAX_KEYS};
-use crate::ffi::ibv_wc_status;
+use crate::ffi::{IBV_WC_REM_ACCESS_ERR, ibv_wc_status};
 
 /// Slots freed before one is used again: with eight tag bits in a key, a slot used too soon would
 /// give an old key a new meaning.
 const RECYCLE_AFTER: usize = 4096;
 
+/// Set in [`Range::pd`] of a window of type 1, beside its protection domain. Such a number equals no
+/// domain's, so that a window's key is no lkey, and regions pay nothing for there being windows.
+const WINDOW_IN_PD: u32 = 1 << 30;
+/// Set in [`Range::pd`] of a window of type 2, beside the queue pair that it is bound to, which was
+/// of its domain when it was bound.
+const WINDOW_OF_QP: u32 = 1 << 31;
+
 /// What a key names, read under an epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub access: u32,
+    /// The protection domain, or what a window has in its place.
     pub pd: u32,
     pub arena: u32,
     pub addr: u64,
     pub len: u64,
     pub offset: u64,
+}
+
+/// What stands for the protection domain of a window that every queue pair of a domain serves.
+pub(super) fn window_in_pd(pd: u32) -> u32 {
+    WINDOW_IN_PD | pd
+}
+
+/// What stands for the protection domain of a window that one queue pair serves.
+pub(super) fn window_of_qp(qpn: u32) -> u32 {
+    WINDOW_OF_QP | qpn
 }
 
 /// A range looked up by key.
@@ -43,7 +61,7 @@ pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Range> {
 }
 
 impl Range {
-    /// Checks one access against the range; `failed` is the status it ends with.
+    /// Checks an access of local work; `failed` is the status it ends with.
     #[inline]
     pub(super) fn check(
         &self,
@@ -54,12 +72,39 @@ impl Range {
         failed: ibv_wc_status,
     ) -> Result<u64, ibv_wc_status> {
         let offset = addr.wrapping_sub(self.addr);
-        let fits = offset <= self.len && len as u64 <= self.len - offset;
-        if fits && self.pd == pd && self.access & access == access {
+        if self.fits(offset, len) && self.pd == pd && self.access & access == access {
             Ok(offset)
         } else {
             Err(failed)
         }
+    }
+
+    /// Checks an access that comes through the queue pair `qpn`, of the domain `pd`.
+    #[inline]
+    pub(super) fn check_remote(
+        &self,
+        (pd, qpn): (u32, u32),
+        addr: u64,
+        len: usize,
+        access: u32,
+    ) -> Result<u64, ibv_wc_status> {
+        let offset = addr.wrapping_sub(self.addr);
+        let granted = self.fits(offset, len) && self.access & access == access;
+        if granted && (self.pd == pd || self.is_window_for(pd, qpn)) {
+            Ok(offset)
+        } else {
+            Err(IBV_WC_REM_ACCESS_ERR)
+        }
+    }
+
+    #[inline]
+    fn fits(&self, offset: u64, len: usize) -> bool {
+        offset <= self.len && len as u64 <= self.len - offset
+    }
+
+    #[cold]
+    fn is_window_for(&self, pd: u32, qpn: u32) -> bool {
+        self.pd == window_in_pd(pd) || self.pd == window_of_qp(qpn)
     }
 }
 
@@ -79,21 +124,34 @@ impl Allocator {
 
     /// Publishes a range and returns its key.
     pub(super) fn publish(&self, keys: &[KeyEntry; MAX_KEYS], range: Range) -> Result<u32, Errno> {
+        let key = self.reserve(keys)?;
+        self.publish_as(keys, key, range);
+        Ok(key)
+    }
+
+    /// Takes a key that names nothing yet.
+    pub(super) fn reserve(&self, keys: &[KeyEntry; MAX_KEYS]) -> Result<u32, Errno> {
         let index = self.slots.take().ok_or(Errno::NOMEM)?;
-        let entry = &keys[index as usize];
+        let access = &keys[index as usize].access;
         // The tag of the last key of this slot is kept where peers do not look.
-        let tag = (entry.access.load(Ordering::Relaxed) >> 24).wrapping_add(1) & 0xff;
-        let key = index << 8 | tag;
+        let tag = (access.load(Ordering::Relaxed) >> 24).wrapping_add(1) & 0xff;
+        access.store(tag << 24, Ordering::Relaxed);
+        Ok(index << 8 | tag)
+    }
+
+    /// Publishes a range under a key whose slot the caller has, and that no operation in flight has
+    /// seen under another key.
+    pub(super) fn publish_as(&self, keys: &[KeyEntry; MAX_KEYS], key: u32, range: Range) {
+        let entry = &keys[(key >> 8) as usize];
         entry
             .access
-            .store(range.access & 0xff_ffff | tag << 24, Ordering::Relaxed);
+            .store(range.access & 0xff_ffff | key << 24, Ordering::Relaxed);
         entry.pd.store(range.pd, Ordering::Relaxed);
         entry.arena.store(range.arena, Ordering::Relaxed);
         entry.addr.store(range.addr, Ordering::Relaxed);
         entry.len.store(range.len, Ordering::Relaxed);
         entry.offset.store(range.offset, Ordering::Relaxed);
         entry.live.store(key, Ordering::Release);
-        Ok(key)
     }
 
     /// Withdraws a key. The caller then waits for the operations in flight, and only afterwards

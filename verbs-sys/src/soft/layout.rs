@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm3");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm4");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -48,6 +48,7 @@ pub(crate) struct KeyEntry {
     /// The key (lkey and rkey are the same number), or 0.
     pub live: AtomicU32,
     pub access: AtomicU32,
+    /// The protection domain, or what a window has in its place.
     pub pd: AtomicU32,
     /// The arena the range lies in, or 0 for memory that peers cannot map.
     pub arena: AtomicU32,

@@ -17,6 +17,7 @@ mod keys;
 mod layout;
 mod link;
 mod memory;
+mod mw;
 mod objects;
 mod options;
 mod process;

@@ -1,29 +1,22 @@
 //! The calls that make, change and destroy a context's objects, and its ops table: the C side of the
 //! device.
 
+mod regions;
+
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use rustix::io::Errno;
+
+pub(super) use self::regions::{dereg_mr, reg_mr};
 
 use super::ah::{self, Ah};
 use super::channel::Channel;
 use super::cq::Cq;
 use super::device::context;
-use super::keys::Range;
 use super::qp::Qp;
-use super::segment;
 use crate::ffi::*;
-
-/// Access flags that this device knows; hints are accepted and have no effect.
-const KNOWN_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
-    | IBV_ACCESS_REMOTE_WRITE
-    | IBV_ACCESS_REMOTE_READ
-    | IBV_ACCESS_REMOTE_ATOMIC
-    | IBV_ACCESS_HUGETLB
-    | IBV_ACCESS_RELAXED_ORDERING;
 
 /// The data path. What is missing is not supported, and says so.
 pub(super) const OPS: ibv_context_ops = ibv_context_ops {
@@ -31,9 +24,9 @@ pub(super) const OPS: ibv_context_ops = ibv_context_ops {
     post_recv: Some(post_recv),
     poll_cq: Some(poll_cq),
     req_notify_cq: Some(req_notify_cq),
-    alloc_mw: Some(alloc_mw),
-    bind_mw: Some(bind_mw),
-    dealloc_mw: Some(dealloc_mw),
+    alloc_mw: Some(regions::alloc_mw),
+    bind_mw: Some(regions::bind_mw),
+    dealloc_mw: Some(regions::dealloc_mw),
     post_srq_recv: Some(post_srq_recv),
     ..ibv_context_ops::zeroed()
 };
@@ -43,14 +36,8 @@ pub(super) const OPS: ibv_context_ops = ibv_context_ops {
 struct Pd {
     pd: ibv_pd,
     id: u32,
-    /// Regions and queue pairs made in it.
+    /// Regions, windows and queue pairs made in it.
     children: AtomicU32,
-}
-
-/// A memory region. The C structure comes first: its address is the handle.
-#[repr(C)]
-struct Mr {
-    mr: ibv_mr,
 }
 
 fn set_errno(error: Errno) {
@@ -133,83 +120,6 @@ pub(super) unsafe fn dealloc_pd(handle: *mut ibv_pd) -> c_int {
     if let Ok(process) = unsafe { context(pd.pd.context) }.process() {
         process.pd_ids.give(pd.id);
     }
-    0
-}
-
-pub(super) unsafe fn reg_mr(
-    handle: *mut ibv_pd,
-    start: *mut c_void,
-    len: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: see above.
-    let pd = unsafe { &*handle.cast::<Pd>() };
-    // SAFETY: a domain's context outlives it.
-    let context = unsafe { context(pd.pd.context) };
-    let began = Instant::now();
-    pointer(context.process().and_then(|process| {
-        let access = access as u32;
-        let remote_change = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
-        if access & !KNOWN_ACCESS != 0 || (remote_change && access & IBV_ACCESS_LOCAL_WRITE == 0) {
-            return Err(Errno::INVAL);
-        }
-        segment::populate(start as u64, len, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
-        let addr = start as u64;
-        let arena = process.arenas.containing(addr, len);
-        let key = process.keys.publish(
-            &process.info().keys,
-            Range {
-                access,
-                pd: pd.id,
-                arena: arena.as_ref().map_or(0, |arena| arena.id),
-                addr,
-                len: len as u64,
-                offset: arena.map_or(0, |arena| addr - arena.mapping.as_ptr() as u64),
-            },
-        )?;
-        process.pinned.fetch_add(len as u64, Ordering::Relaxed);
-        pd.children.fetch_add(1, Ordering::Relaxed);
-        if let Some(cost) = context.options.registration_cost {
-            let cost = cost.of(len);
-            while began.elapsed() < cost {
-                std::hint::spin_loop();
-            }
-        }
-        let mr = ibv_mr {
-            context: pd.pd.context,
-            pd: handle,
-            addr: start,
-            length: len,
-            handle: key >> 8,
-            lkey: key,
-            rkey: key,
-        };
-        Ok(Box::into_raw(Box::new(Mr { mr })).cast())
-    }))
-}
-
-/// Returns when no operation in flight can touch the range any more. `EBUSY`: a stopped peer process
-/// is in the middle of one that may. The key is dead already; call again to have the rest.
-pub(super) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
-    // SAFETY: see above.
-    let mr = unsafe { &*handle.cast::<Mr>() }.mr;
-    // SAFETY: a region's context outlives it.
-    if let Ok(process) = unsafe { context(mr.context) }.process() {
-        process.keys.revoke(&process.info().keys, mr.lkey);
-        if let Err(error) = process.quiesce() {
-            return error.raw_os_error();
-        }
-        process.keys.recycle(mr.lkey);
-        process
-            .pinned
-            .fetch_sub(mr.length as u64, Ordering::Relaxed);
-    }
-    // SAFETY: see above; it is freed once, since the call succeeds.
-    drop(unsafe { Box::from_raw(handle.cast::<Mr>()) });
-    // SAFETY: a region's domain outlives it.
-    unsafe { &*mr.pd.cast::<Pd>() }
-        .children
-        .fetch_sub(1, Ordering::Release);
     0
 }
 
@@ -451,18 +361,6 @@ unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: see above.
     unsafe { &*handle.cast::<Cq>() }.req_notify(solicited_only != 0);
     0
-}
-
-unsafe extern "C" fn alloc_mw(_: *mut ibv_pd, _: ibv_mw_type) -> *mut ibv_mw {
-    null(Errno::OPNOTSUPP)
-}
-
-unsafe extern "C" fn bind_mw(_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn dealloc_mw(_: *mut ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
 }
 
 unsafe extern "C" fn post_srq_recv(

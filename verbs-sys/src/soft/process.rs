@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
 use rustix::event::EventfdFlags;
@@ -17,6 +17,7 @@ use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
 use super::link::{Link, signal};
 use super::memory::Arenas;
+use super::mw::{Execution, Windows};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
 use super::{epoch, identity, service};
@@ -30,6 +31,7 @@ pub(super) struct Process {
     pub slot: u32,
     pub gids: Vec<[u8; 16]>,
     pub keys: keys::Allocator,
+    pub windows: Windows,
     pub arenas: Arenas,
     pub qp_indices: IndexPool,
     pub cq_indices: IndexPool,
@@ -123,6 +125,7 @@ impl Process {
             slot,
             gids: identity::gids(),
             keys: keys::Allocator::new(),
+            windows: Windows::default(),
             arenas: Arenas::default(),
             qp_indices: IndexPool::new(0, MAX_QP, 256),
             cq_indices: IndexPool::new(0, MAX_CQ, 256),
@@ -220,6 +223,22 @@ impl Process {
         for qp in qps.values() {
             qp.quiesce_own();
         }
+    }
+
+    /// Notes everything that is executing now and may use windows of this process, but for what
+    /// `held` guards. `None`: queue pairs are being added or removed, ask again. Waiting for that here
+    /// would be waiting for threads that wait for the caller's epoch.
+    pub(super) fn window_users(&self, held: &AtomicU64) -> Option<Vec<Execution>> {
+        let qps = match self.qps.try_read() {
+            Ok(qps) => qps,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let mut executions = Vec::new();
+        for qp in qps.values() {
+            qp.note_window_users(held, &mut executions);
+        }
+        Some(executions)
     }
 
     /// The link to a queue pair of this host. A peer that cannot be reached is one whose requests

@@ -20,6 +20,7 @@ mod queues;
 mod registration;
 mod state;
 mod support;
+mod windows;
 
 /// Not a test: the other process of the others, which start this executable again for it.
 #[test]

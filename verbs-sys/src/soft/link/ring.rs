@@ -46,6 +46,8 @@ pub(in crate::soft) const WITH_IMM: u8 = 4;
 pub(in crate::soft) const SIGNALED: u8 = 8;
 /// The record acknowledges messages that went the other way.
 pub(in crate::soft) const ACKNOWLEDGES: u8 = 16;
+/// `imm` is a key that the message invalidates.
+pub(in crate::soft) const WITH_INV: u8 = 32;
 
 /// A record's header.
 #[derive(Clone, Copy, Debug)]

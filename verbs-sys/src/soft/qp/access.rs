@@ -75,7 +75,7 @@ pub(super) fn resolve(
     let denied = Trouble::Status(IBV_WC_REM_ACCESS_ERR);
     let range = keys::lookup(link.keys(), key).ok_or(denied)?;
     let offset = range
-        .check(pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
+        .check_remote((pd, link.dest_qpn), addr, len, access)
         .map_err(Trouble::Status)?;
     match &link.via {
         Via::Local => Ok(Place::Here(addr as usize as *mut u8)),

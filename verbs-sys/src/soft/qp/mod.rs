@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use self::queues::{RecvQueue, SendQueue};
+pub(super) use self::requester::Bind;
 use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
 use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
 use super::link::{Link, Via};
+use super::mw::{Binder, Execution, Place};
 use super::process::{self, Process};
 use crate::ffi::{
     IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD, ibv_async_event,
@@ -182,6 +184,8 @@ impl Qp {
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.process.remove_qp(self.qpn);
+        // Its number will name another queue pair. Nobody is in it any more since it was reset.
+        self.process.windows.release_qp(&self.process, self.qpn);
         self.async_events.retire();
         self.process.qp_indices.give(qpn_index(self.qpn) as u32);
         Ok(())
@@ -294,6 +298,27 @@ impl Qp {
             process::quiesce_peer_word(&link.info().rq_epoch.0, peer)?;
         }
         Ok(())
+    }
+
+    /// This queue pair as the one that binds or invalidates a window, holding `held`.
+    fn window_user<'a>(&'a self, held: &'a AtomicU64) -> Binder<'a> {
+        Binder {
+            process: &self.process,
+            qp: self,
+            qpn: self.qpn,
+            pd: self.pd,
+            held,
+        }
+    }
+
+    /// Notes what is executing now and may use windows through this queue pair: the peer's requester,
+    /// and our responder. The caller holds `held`, and is at nothing that could.
+    pub(super) fn note_window_users(&self, held: &AtomicU64, executions: &mut Vec<Execution>) {
+        let index = qpn_index(self.qpn);
+        let peer = self.shared_link().map(Place::Requester);
+        for place in peer.into_iter().chain([Place::Responder(index)]) {
+            executions.extend(Execution::now(&self.process, place, held));
+        }
     }
 
     /// Whether requests wait for something other than a poll of ours.

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::ffi::{
-    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_sge, ibv_wc, ibv_wc_opcode,
-    ibv_wc_status,
+    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_sge, ibv_wc,
+    ibv_wc_opcode, ibv_wc_status,
 };
 
 /// How a request ended, as its completion will tell.
@@ -47,6 +47,9 @@ struct Slot {
 const HAS_IMM: u64 = 1 << 24;
 const HAS_COMPLETION: u64 = 1 << 25;
 const HAS_SOURCE: u64 = 1 << 26;
+/// Beside [`IBV_WC_RECV`] in an [`Outcome`]: what came is not an immediate but a key that the message
+/// has invalidated.
+const INVALIDATED: ibv_wc_opcode = 1 << 15;
 
 impl Slot {
     #[inline]
@@ -82,7 +85,7 @@ impl Slot {
         Some(ibv_wc {
             wr_id: self.wr_id.load(Ordering::Relaxed),
             status: (word & 0xff) as u32,
-            opcode: (word >> 8 & 0xffff) as u32,
+            opcode: (word >> 8 & 0xffff) as u32 & !INVALIDATED,
             vendor_err: 0,
             byte_len: (word >> 32) as u32,
             imm_data: if with_imm {
@@ -96,8 +99,11 @@ impl Slot {
             } else {
                 src_qp
             },
-            wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
-                | if with_source { IBV_WC_GRH } else { 0 },
+            wc_flags: match (with_imm, (word >> 8) as u32 & INVALIDATED) {
+                (false, _) => 0,
+                (true, 0) => IBV_WC_WITH_IMM,
+                (true, _) => IBV_WC_WITH_INV,
+            } | if with_source { IBV_WC_GRH } else { 0 },
             pkey_index: 0,
             slid: 0,
             sl: 0,
@@ -366,5 +372,13 @@ pub(super) fn received(byte_len: u32, imm: Option<u32>) -> Outcome {
         byte_len,
         imm,
         source: None,
+    }
+}
+
+/// A successful receive of a message that has invalidated a key.
+pub(super) fn received_invalidating(byte_len: u32, key: u32) -> Outcome {
+    Outcome {
+        opcode: IBV_WC_RECV | INVALIDATED,
+        ..received(byte_len, Some(key))
     }
 }

@@ -190,6 +190,23 @@ impl Request {
         }
     }
 
+    /// `rkey` is a key of the peer.
+    pub fn send_inv(elements: &[Element], rkey: u32) -> Self {
+        let request = Self::new(ffi::IBV_WR_SEND_WITH_INV, elements, Target::default());
+        Self {
+            imm: rkey,
+            ..request
+        }
+    }
+
+    pub fn local_inv(rkey: u32) -> Self {
+        let request = Self::new(ffi::IBV_WR_LOCAL_INV, &[], Target::default());
+        Self {
+            imm: rkey,
+            ..request
+        }
+    }
+
     pub fn id(self, wr_id: u64) -> Self {
         Self { wr_id, ..self }
     }
@@ -221,6 +238,24 @@ impl Request {
             ..self
         }
     }
+}
+
+/// A memory window of an end: an index there, and its first key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    pub id: usize,
+    pub rkey: u32,
+}
+
+/// What to bind a window to.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Bind {
+    pub wr_id: u64,
+    /// Index of the region, if any.
+    pub region: Option<usize>,
+    pub addr: u64,
+    pub len: u64,
+    pub access: u32,
 }
 
 /// A receive request.
@@ -255,6 +290,7 @@ pub struct Completion {
     opcode: u32,
     pub byte_len: u32,
     pub imm: Option<u32>,
+    pub invalidated: Option<u32>,
     pub qp_num: u32,
     pub src_qp: u32,
     pub flags: u32,
@@ -282,6 +318,7 @@ impl From<&verbs_sys::WorkCompletion> for Completion {
             opcode: wc.as_raw().opcode,
             byte_len: wc.byte_len(),
             imm: wc.imm_data(),
+            invalidated: wc.invalidated_rkey(),
             qp_num: wc.qp_num(),
             src_qp: wc.as_raw().src_qp,
             flags: wc.as_raw().wc_flags,
@@ -367,6 +404,37 @@ pub enum Command {
     Register { pd: usize, len: usize, access: u32 },
     /// `()`
     Deregister { region: usize },
+    /// `Option<i32>`: the error
+    TryDeregister { region: usize },
+    /// `u32`, the `device_cap_flags`
+    Capabilities,
+    /// `Window`, of type 1 or 2
+    AllocMw { pd: usize, kind: u32 },
+    /// `Result<u32, i32>`: the new key, after ibv_bind_mw
+    BindMw {
+        qp: usize,
+        window: usize,
+        bind: Bind,
+    },
+    /// `Result<(), Refused>`, after posting a bind to this key
+    PostBind {
+        qp: usize,
+        window: usize,
+        rkey: u32,
+        bind: Bind,
+    },
+    /// `()`
+    DeallocMw { window: usize },
+    /// `Vec<u32>`: writes ever new bytes to the target, with one thread for each queue pair, until a
+    /// write fails; each failure's `ibv_wc_status`
+    Batter {
+        qps: Vec<usize>,
+        sources: Vec<usize>,
+        target: Target,
+        len: usize,
+    },
+    /// `u64`: a number made of all bytes
+    Digest { region: usize },
     /// `()`
     Store {
         region: usize,

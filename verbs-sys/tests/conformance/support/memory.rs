@@ -61,6 +61,14 @@ impl Memory {
         region.deregister().expect("deregistering failed");
     }
 
+    /// The error of trying to.
+    pub fn try_deregister(&mut self) -> Option<i32> {
+        let region = self.region.take().expect("the region was deregistered");
+        let error = region.deregister().err()?;
+        self.region = Some(error.region);
+        error.source.raw_os_error()
+    }
+
     fn start(&self) -> *mut u8 {
         match &self.bytes {
             Bytes::Device(memory) => memory.addr(),
@@ -68,7 +76,7 @@ impl Memory {
         }
     }
 
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match &self.bytes {
             Bytes::Device(memory) => memory.len(),
             Bytes::Heap(heap) => heap.len,

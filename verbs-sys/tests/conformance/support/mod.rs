@@ -4,6 +4,7 @@ mod command;
 mod memory;
 mod process;
 mod side;
+mod windows;
 
 use std::{fmt::Debug, ops::Range};
 
@@ -14,11 +15,12 @@ use verbs_sys::{AccessFlags, QpState, WcStatus, ffi};
 use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
-        Address, AsyncEvent, Command, Completion, Destination, Element, MemoryKind, Qp, QpSetup,
-        Queue, Recv, Refused, Region, Request, Target,
+        Address, AsyncEvent, Bind, Command, Completion, Destination, Element, MemoryKind, Qp,
+        QpSetup, Queue, Recv, Refused, Region, Request, Target, Window,
     },
     process::serve_if_asked,
     side::PATIENCE,
+    windows::BINDABLE,
 };
 
 /// Everything that a region can allow.

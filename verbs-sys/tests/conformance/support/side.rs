@@ -1,5 +1,7 @@
 //! One end, in the process where it lives.
 
+mod windows;
+
 use std::{
     ptr, thread,
     time::{Duration, Instant},
@@ -8,8 +10,8 @@ use std::{
 use serde_json::Value;
 use verbs_sys::{
     AccessFlags, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context,
-    PathOptions, ProtectionDomain, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,
-    QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
+    MemoryWindow, PathOptions, ProtectionDomain, QpAttrMask, QpState, QpType, QueuePair,
+    QueuePairEndpoint, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
 };
 
 use super::{
@@ -28,6 +30,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Side {
     qps: Vec<Option<Pair>>,
     ahs: Vec<AddressHandle>,
+    windows: Vec<Option<MemoryWindow>>,
     memories: Vec<Memory>,
     pds: Vec<ProtectionDomain>,
     channel: CompletionChannel,
@@ -62,6 +65,7 @@ impl Side {
         Self {
             qps: Vec::new(),
             ahs: Vec::new(),
+            windows: Vec::new(),
             memories: Vec::new(),
             pds: vec![context.alloc_pd().expect("no protection domain")],
             channel: context.create_comp_channel().expect("no channel"),
@@ -82,6 +86,26 @@ impl Side {
             }
             Command::Register { pd, len, access } => return json(self.register(pd, len, access)),
             Command::Deregister { region } => self.memories[region].deregister(),
+            Command::TryDeregister { region } => {
+                return json(self.memories[region].try_deregister());
+            }
+            Command::Capabilities => return json(self.capabilities()),
+            Command::AllocMw { pd, kind } => return json(self.alloc_mw(pd, kind)),
+            Command::BindMw { qp, window, bind } => return json(self.bind_mw(qp, window, bind)),
+            Command::PostBind {
+                qp,
+                window,
+                rkey,
+                bind,
+            } => return json(self.post_bind(qp, window, rkey, bind)),
+            Command::DeallocMw { window } => drop(self.windows[window].take()),
+            Command::Batter {
+                qps,
+                sources,
+                target,
+                len,
+            } => return json(self.batter(&qps, &sources, target, len)),
+            Command::Digest { region } => return json(self.digest(region)),
             Command::Store {
                 region,
                 offset,
@@ -468,7 +492,10 @@ fn raw_send(
         num_sge: elements.len() as i32,
         opcode: request.opcode,
         send_flags: request.flags,
-        imm_data: request.imm.to_be(),
+        imm_data: match request.opcode {
+            ffi::IBV_WR_SEND_WITH_INV | ffi::IBV_WR_LOCAL_INV => request.imm,
+            _ => request.imm.to_be(),
+        },
         ..ffi::ibv_send_wr::zeroed()
     };
     if let Some(to) = request.to {

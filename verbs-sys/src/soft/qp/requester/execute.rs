@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::access::{self, Cursor, Direction, Place, Trouble};
 use super::super::{MAX_MESSAGE, Qp, now_ns};
+use super::window::is_about_window;
 use super::{Bell, Request, Step, success, total};
 use crate::copy;
 use crate::ffi::{
@@ -12,7 +13,7 @@ use crate::ffi::{
     IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_INV_REQ_ERR,
     IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_sge, ibv_wc_status,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::layout::{NOTICE_FIRST, Readiness, Target};
@@ -28,6 +29,9 @@ impl Qp {
                 Err(status) => Step::Failed(status),
             };
         }
+        if is_about_window(request.opcode) {
+            return self.manage_window(position, request);
+        }
         // SAFETY: the send lock is held.
         let Some(link) = (unsafe { self.link() }) else {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
@@ -35,7 +39,7 @@ impl Qp {
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
         let one_sided = !matches!(
             request.opcode,
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM
         );
         // A one-sided request must not overtake a message, nor anything a remote atomic.
         if !idle && (one_sided || self.requester.atomic.load(Ordering::Relaxed) != 0) {

@@ -10,8 +10,11 @@ mod execute;
 mod message;
 mod post;
 mod progress;
+mod window;
 
 use std::sync::atomic::Ordering;
+
+pub(in crate::soft) use self::window::Bind;
 
 use super::queues::Outcome;
 use super::{Guarded32, Guarded64, state};

@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering;
 
 use super::super::Qp;
 use super::super::queues::Kept;
+use super::window::{Bind, is_about_window};
 use super::{Bell, Owed, Request, Step, list, success, total};
 use crate::ffi::{
     IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_UC, IBV_QPT_UD, IBV_SEND_INLINE,
     IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
     IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
-    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, ibv_send_wr, ibv_sge,
+    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
+    ibv_send_wr, ibv_sge,
 };
 use crate::soft::epoch;
 
@@ -55,22 +57,27 @@ impl Qp {
             unsafe { self.meet(endpoint, wr) };
             epoch::lock(&self.info().sq_epoch.0);
         }
+        self.post_burst(|owed, bell| {
+            // SAFETY: the chain is valid by the caller's promise.
+            while let Some(request) = unsafe { wr.as_ref() } {
+                // SAFETY: as above.
+                unsafe { self.post_one(request, owed, bell) }.map_err(|code| (code, wr))?;
+                wr = request.next;
+            }
+            Ok(())
+        })
+    }
+
+    /// Posts some requests. The send lock is held, and released.
+    #[inline]
+    pub(super) fn post_burst<T>(&self, post: impl FnOnce(&mut Owed, &mut Bell) -> T) -> T {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
-        let mut result = Ok(());
         if self.send_can_progress() {
             // What has ended need not keep these requests waiting.
             self.take_acknowledgements(&mut owed);
         }
-        // SAFETY: the chain is valid by the caller's promise.
-        while let Some(request) = unsafe { wr.as_ref() } {
-            // SAFETY: as above.
-            if let Err(code) = unsafe { self.post_one(request, &mut owed, &mut bell) } {
-                result = Err((code, wr));
-                break;
-            }
-            wr = request.next;
-        }
+        let result = post(&mut owed, &mut bell);
         self.finish_burst(&mut owed, &bell);
         epoch::unlock(&self.info().sq_epoch.0);
         self.acknowledge_behind_answer(bell.acknowledged);
@@ -120,7 +127,13 @@ impl Qp {
                 request.rkey = ud.remote_qpn;
                 request.compare_add = ud.remote_qkey.into();
             }
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {}
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => {}
+            IBV_WR_LOCAL_INV => request.sges = &[],
+            IBV_WR_BIND_MW => {
+                // SAFETY: as above; the window and the region are live by the caller's promise.
+                let bind = unsafe { Bind::posted(&wr.extra.bind_mw) }?;
+                request = bind.request(wr.send_flags);
+            }
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
                 // SAFETY: the opcode says which member is meant; all are plain integers.
                 let rdma = unsafe { wr.wr.rdma };
@@ -146,21 +159,38 @@ impl Qp {
                 return Err(libc::EINVAL);
             }
         }
+        // SAFETY: inline data is readable by the caller's promise.
+        unsafe { self.enqueue(wr.wr_id, &request, owed, bell) }
+    }
+
+    /// Executes or keeps a validated request. The send lock is held.
+    ///
+    /// # Safety
+    ///
+    /// The request's inline data must be readable.
+    #[inline]
+    pub(super) unsafe fn enqueue(
+        &self,
+        wr_id: u64,
+        request: &Request<'_>,
+        owed: &mut Owed,
+        bell: &mut Bell,
+    ) -> Result<(), i32> {
         let position = self.sq.tail.load(Ordering::Relaxed);
         if self.sq.is_full(position) {
             return Err(libc::ENOMEM);
         }
-        self.sq.start(position, wr.wr_id);
+        self.sq.start(position, wr_id);
         self.sq
             .tail
             .store(position.wrapping_add(1), Ordering::Relaxed);
         let first = self.sq.exec.load(Ordering::Relaxed) == position;
         let executed =
-            first && self.state() == IBV_QPS_RTS && self.step(position, &request, owed, bell);
+            first && self.state() == IBV_QPS_RTS && self.step(position, request, owed, bell);
         let atomic_sent = executed && self.requester.atomic.load(Ordering::Relaxed) != 0;
         if !executed || atomic_sent {
             // SAFETY: inline data is readable by the caller's promise.
-            unsafe { self.keep(position, &request) };
+            unsafe { self.keep(position, request) };
         }
         if !executed {
             if self.state() == IBV_QPS_ERR {
@@ -174,12 +204,18 @@ impl Qp {
 
     /// Whether this type of queue pair has an operation; the table of ibv_post_send(3).
     #[inline]
-    fn executes(&self, opcode: u32) -> bool {
+    pub(super) fn executes(&self, opcode: u32) -> bool {
         match self.qp_type {
             IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
             IBV_QPT_UC => matches!(
                 opcode,
-                IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+                IBV_WR_SEND
+                    | IBV_WR_SEND_WITH_IMM
+                    | IBV_WR_SEND_WITH_INV
+                    | IBV_WR_RDMA_WRITE
+                    | IBV_WR_RDMA_WRITE_WITH_IMM
+                    | IBV_WR_BIND_MW
+                    | IBV_WR_LOCAL_INV
             ),
             _ => true,
         }
@@ -236,11 +272,11 @@ impl Qp {
             Step::Wait => self.is_unreliable() && self.peer_is_missing(),
             _ => false,
         };
-        if !lost {
+        if !lost || is_about_window(request.opcode) {
             return step;
         }
         let opcode = match request.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => IBV_WC_SEND,
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => IBV_WC_SEND,
             _ => IBV_WC_RDMA_WRITE,
         };
         Step::Done(success(opcode, total(request.sges) as u32))

@@ -84,6 +84,8 @@ enum Step {
     Done,
     /// No receive is posted for it.
     NotReady,
+    /// A key it invalidates is still in use.
+    Later,
     /// Refused: what the requester is told, and the event that tells our side, if no completion does.
     Refused(ibv_wc_status, Option<ibv_event_type>),
     /// The requester's arena must be mapped first, without the lock.
@@ -276,6 +278,10 @@ impl Qp {
                         self.responder.not_ready_since.store(0, Ordering::Relaxed);
                         self.nak(link, IBV_WC_RNR_RETRY_EXC_ERR, answered);
                     }
+                    break;
+                }
+                Step::Later => {
+                    self.process.nudge_later();
                     break;
                 }
                 Step::Refused(status, event) => {

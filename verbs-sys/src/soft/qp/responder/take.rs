@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::access::{self, Cursor, Direction, Place, Trouble};
-use super::super::queues::{Outcome, received};
+use super::super::queues::{Outcome, received, received_invalidating};
 use super::super::{MAX_SGE, Qp};
 use super::Step;
 use crate::copy;
@@ -11,13 +11,14 @@ use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE,
     IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_WC_LOC_LEN_ERR,
     IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge,
+    IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::keys;
 use crate::soft::layout::Target;
 use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring};
+use crate::soft::mw::{Progress, Refused};
 
 impl Qp {
     pub(super) fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
@@ -50,7 +51,13 @@ impl Qp {
                 .complete(position, Outcome::failed(IBV_WC_LOC_LEN_ERR));
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, None);
         }
-        match self.place(link, ring, at, record, buffers) {
+        let keys = &self.process.info().keys;
+        let writable =
+            |sge: &ibv_sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
+        match self.place(link, ring, at, record, buffers, writable) {
+            Ok(()) if record.flags & ring::WITH_INV != 0 => {
+                self.take_invalidation(position, record)
+            }
             Ok(()) => {
                 let imm = (record.flags & ring::WITH_IMM != 0).then_some(record.imm);
                 self.rq.complete(position, received(record.len, imm));
@@ -64,22 +71,48 @@ impl Qp {
         }
     }
 
+    /// The end of a SEND that invalidates a key. While the key's last users are at it, the message is
+    /// taken again, from the beginning.
+    fn take_invalidation(&self, position: u32, record: &Record) -> Step {
+        let by = self.window_user(&self.info().rq_epoch.0);
+        match self.process.windows.invalidate(&by, record.imm) {
+            Ok(Progress::Done) => {
+                let outcome = received_invalidating(record.len, record.imm);
+                self.rq.complete(position, outcome);
+                Step::Done
+            }
+            Ok(Progress::Later) => Step::Later,
+            Err(Refused) => {
+                self.rq
+                    .complete(position, Outcome::failed(IBV_WC_REM_INV_REQ_ERR));
+                Step::Refused(IBV_WC_REM_ACCESS_ERR, None)
+            }
+        }
+    }
+
     fn take_write_imm(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
         let position = self.rq.done.load(Ordering::Relaxed);
         if position == self.rq.tail.load(Ordering::Relaxed) {
             return Step::NotReady;
         }
         if record.len > 0 {
-            let access = IBV_ACCESS_REMOTE_WRITE;
-            if !self.grants(record.rkey, record.remote_addr, record.len as usize, access) {
-                return Step::Refused(IBV_WC_REM_ACCESS_ERR, Some(IBV_EVENT_QP_ACCESS_ERR));
-            }
+            let granted = |sge: &ibv_sge| {
+                self.grants(
+                    sge.lkey,
+                    sge.addr,
+                    sge.length as usize,
+                    IBV_ACCESS_REMOTE_WRITE,
+                )
+            };
             let target = ibv_sge {
                 addr: record.remote_addr,
                 length: record.len,
                 lkey: record.rkey,
             };
-            match self.place(link, ring, at, record, std::iter::once(target)) {
+            if let Err(status) = granted(&target) {
+                return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR));
+            }
+            match self.place(link, ring, at, record, std::iter::once(target), granted) {
                 Ok(()) => {}
                 Err(Trouble::Unmapped(arena)) => return Step::Map(arena),
                 Err(Trouble::Status(_)) => {
@@ -103,8 +136,9 @@ impl Qp {
         if !record.remote_addr.is_multiple_of(8) {
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
-        if !self.grants(record.rkey, record.remote_addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
-            return Step::Refused(IBV_WC_REM_ACCESS_ERR, Some(IBV_EVENT_QP_ACCESS_ERR));
+        let access = IBV_ACCESS_REMOTE_ATOMIC;
+        if let Err(status) = self.grants(record.rkey, record.remote_addr, 8, access) {
+            return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR));
         }
         let operands: *const u64 = ring.payload(at).cast();
         let word = record.remote_addr as usize as *mut u64;
@@ -125,15 +159,15 @@ impl Qp {
     }
 
     /// Whether a range may be accessed by rkey.
-    fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> bool {
-        keys::lookup(&self.process.info().keys, rkey).is_some_and(|range| {
-            range
-                .check(self.pd, addr, len, access, IBV_WC_REM_ACCESS_ERR)
-                .is_ok()
-        })
+    fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> Result<(), ibv_wc_status> {
+        keys::lookup(&self.process.info().keys, rkey)
+            .ok_or(IBV_WC_REM_ACCESS_ERR)?
+            .check_remote((self.pd, self.qpn), addr, len, access)
+            .map(drop)
     }
 
-    /// Copies a message to our buffers: out of the ring, or out of the requester's memory.
+    /// Copies a message to our buffers, each of which `check` finds to be writable: out of the ring,
+    /// or out of the requester's memory.
     fn place(
         &self,
         link: &Link,
@@ -141,8 +175,8 @@ impl Qp {
         at: u32,
         record: &Record,
         buffers: impl Iterator<Item = ibv_sge> + Clone,
+        check: impl Fn(&ibv_sge) -> Result<(), ibv_wc_status>,
     ) -> Result<(), Trouble> {
-        let keys = &self.process.info().keys;
         let len = record.len as usize;
         let writable = |buffers: &mut dyn Iterator<Item = ibv_sge>| {
             let mut left = len;
@@ -152,9 +186,7 @@ impl Qp {
                     left = left.saturating_sub(sge.length as usize);
                     wanted
                 })
-                .try_for_each(|sge| {
-                    access::check_local(keys, self.pd, &sge, IBV_ACCESS_LOCAL_WRITE)
-                })
+                .try_for_each(|sge| check(&sge))
         };
         writable(&mut buffers.clone()).map_err(Trouble::Status)?;
         let mut list = Cursor::new(buffers.clone());
