@@ -152,36 +152,6 @@ fn remembered_locations_do_not_outlive_their_server() {
     until("a one-sided get fails", || client.get(b"key").is_err());
 }
 
-#[test]
-fn a_buffer_that_lost_its_memory_is_refused_and_never_stored() {
-    let server = Server::start(&[]);
-    let pid = Pid::from_raw(server.pid() as i32).unwrap();
-    let mut lost = 0;
-    for round in 0..20 {
-        let mut client = server.client_with(|config| config.timeout = Duration::from_millis(200));
-        client.put(b"key", &value(round, 20_000)).unwrap();
-        let mut buffer = client.buffer(20_000).unwrap();
-        buffer.copy_from_slice(&value(100 + round, 20_000));
-        kill_process(pid, Signal::STOP).unwrap();
-        let outcome = client.put_buffer(b"key", &mut buffer);
-        kill_process(pid, Signal::CONT).unwrap();
-        if outcome.is_ok() {
-            continue;
-        }
-        let mut other = server.client();
-        if buffer.is_empty() {
-            lost += 1;
-            let error = client.put_buffer(b"key", &mut buffer).unwrap_err();
-            assert!(matches!(error, OperationError::Buffer { .. }), "{error}");
-        }
-        let error = other.put_buffer(b"key", &mut buffer).unwrap_err();
-        assert!(matches!(error, OperationError::Buffer { .. }), "{error}");
-        let found = other.get(b"key").unwrap().expect("stored");
-        assert_eq!(found.len(), 20_000, "round {round}");
-    }
-    assert!(lost > 0, "no put ended in the middle");
-}
-
 /// Whether every thread of a process is in this state: `S` while it waits for something to happen, `T` stopped.
 fn is_all(pid: u32, state: char) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();

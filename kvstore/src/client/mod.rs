@@ -530,3 +530,28 @@ impl fmt::Debug for Client {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Server, ServerConfig};
+
+    /// A buffer is emptied by an operation that does not end. It must not be taken for an empty value.
+    #[test]
+    fn a_buffer_that_lost_its_memory_is_refused() {
+        let server = Server::bind(([127, 0, 0, 1], 0).into(), &ServerConfig::default()).unwrap();
+        let (address, shutdown) = (server.local_addr(), server.shutdown_handle());
+        let running = std::thread::spawn(|| server.run());
+        let mut client = Client::connect(address, &ClientConfig::default()).unwrap();
+        client.put(b"key", b"value").unwrap();
+        let mut buffer = client.buffer(5).unwrap();
+        buffer.buffer = None;
+        let error = client.put_buffer(b"key", &mut buffer).unwrap_err();
+        assert!(matches!(error, OperationError::Buffer { .. }), "{error}");
+        // Nothing has happened to the value, nor to the connection.
+        assert_eq!(*client.get(b"key").unwrap().unwrap(), *b"value");
+        drop(client);
+        shutdown.shutdown();
+        running.join().unwrap().unwrap();
+    }
+}

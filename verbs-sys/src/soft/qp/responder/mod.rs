@@ -418,10 +418,13 @@ impl Qp {
         responder.told_consumed.store(consumed, Ordering::Relaxed);
         let ack = u64::from(self.executed()) | u64::from(consumed) << 32;
         link.mailbox().ack.store(ack, Ordering::Release);
-        if owed & COMPLETES != 0
-            && let Some(bell) = &link.send_bell
-        {
-            bell.ring(false);
+        if let Some(bell) = &link.send_bell {
+            if owed & COMPLETES != 0 {
+                bell.ring(false);
+            } else if bell.is_armed() {
+                // What waits behind an unsignaled message may have a completion, and its program sleeps.
+                link.kick();
+            }
         }
     }
 
