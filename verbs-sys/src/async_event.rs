@@ -12,7 +12,7 @@ use rustix::{
 };
 
 use crate::{
-    AsyncEventError, CompletionQueue, Context, QueuePair,
+    AsyncEventError, CompletionQueue, Context, QueuePair, SharedReceiveQueue,
     error::check,
     ffi::{self, ibv_async_event, ibv_event_type},
 };
@@ -37,6 +37,11 @@ pub enum AsyncEventKind {
     /// The queue pair of this number is in ERR, and takes no more receives from its shared receive
     /// queue.
     QpLastWqeReached(u32),
+    /// Fewer receives than asked for are left in the shared receive queue. The event has to be asked
+    /// for again.
+    SrqLimitReached(SharedReceiveQueue),
+    /// The shared receive queue is broken.
+    SrqErr(SharedReceiveQueue),
     /// The queue pair of this number has changed to its alternate path.
     PathMig(u32),
     /// The queue pair of this number could not change to its alternate path.
@@ -233,11 +238,15 @@ unsafe fn kind(raw: &ibv_async_event) -> Option<AsyncEventKind> {
     let qp = || unsafe { (*raw.element.qp).qp_num };
     // SAFETY: the type tells that it is of a port, and any number is valid.
     let port = || u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0);
+    // SAFETY: as for queue pairs; the word is this crate's.
+    let srq = || unsafe { SharedReceiveQueue::from_event((*raw.element.srq).srq_context) };
     Some(match raw.event_type {
         ffi::IBV_EVENT_CQ_ERR => {
             // SAFETY: as for queue pairs; the word is this crate's.
             Kind::CqErr(unsafe { CompletionQueue::from_event((*raw.element.cq).cq_context) }?)
         }
+        ffi::IBV_EVENT_SRQ_LIMIT_REACHED => Kind::SrqLimitReached(srq()?),
+        ffi::IBV_EVENT_SRQ_ERR => Kind::SrqErr(srq()?),
         ffi::IBV_EVENT_QP_FATAL => Kind::QpFatal(qp()),
         ffi::IBV_EVENT_QP_REQ_ERR => Kind::QpReqErr(qp()),
         ffi::IBV_EVENT_QP_ACCESS_ERR => Kind::QpAccessErr(qp()),

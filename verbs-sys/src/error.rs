@@ -131,8 +131,8 @@ pub enum BindError {
     },
 }
 
-/// Creating a protection domain, memory window, completion channel, completion queue or queue pair
-/// failed.
+/// Creating a protection domain, memory window, completion channel, completion queue, queue pair or
+/// shared receive queue failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -193,6 +193,26 @@ pub enum QueuePairError {
     },
 }
 
+/// ibv_modify_srq(3) or ibv_query_srq(3) failed; the shared receive queue is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SharedReceiveQueueError {
+    /// The change was refused.
+    #[error(
+        "ibv_modify_srq with mask {mask:#x} failed; a limit is at most the queue's size, and few \
+         devices change the size"
+    )]
+    Modify {
+        /// `IBV_SRQ_*` bits.
+        mask: u32,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The question failed.
+    #[error("ibv_query_srq failed")]
+    Query(#[source] io::Error),
+}
+
 /// Waiting for, taking or asking for a completion event failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -228,7 +248,7 @@ pub struct PollError {
     pub source: io::Error,
 }
 
-/// ibv_post_send(3) or ibv_post_recv(3) refused a request.
+/// ibv_post_send(3), ibv_post_recv(3) or ibv_post_srq_recv(3) refused a request.
 #[derive(thiserror::Error)]
 #[error("{call} refused a request; a full queue gives ENOMEM, a wrong request or state EINVAL")]
 pub struct RawPostError<R> {

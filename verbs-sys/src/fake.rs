@@ -112,6 +112,7 @@ static PROVIDER: Provider = Provider {
         };
         context.ops.post_send = Some(post_send);
         context.ops.post_recv = Some(post_recv);
+        context.ops.post_srq_recv = Some(post_srq_recv);
         context.ops.poll_cq = Some(poll_cq);
         context.ops.req_notify_cq = Some(req_notify_cq);
         context.ops.alloc_mw = Some(alloc_mw);
@@ -270,6 +271,31 @@ static PROVIDER: Provider = Provider {
         0
     },
     destroy_qp: |qp| gone("qp", qp),
+    create_srq: |pd, init| {
+        // SAFETY: the protection domain and the attributes are alive.
+        let (pd_ref, init) = unsafe { (&*pd, &mut *init) };
+        init.attr.max_wr = init.attr.max_wr.next_power_of_two();
+        Box::into_raw(Box::new(ibv_srq {
+            context: pd_ref.context,
+            srq_context: init.srq_context,
+            pd,
+            ..ibv_srq::zeroed()
+        }))
+    },
+    modify_srq: |_, attr, mask| {
+        // SAFETY: the attributes are alive.
+        let limit = unsafe { (*attr).srq_limit };
+        if mask as u32 != IBV_SRQ_LIMIT || limit > 16 {
+            return libc::EINVAL;
+        }
+        0
+    },
+    query_srq: |_, attr| {
+        // SAFETY: the caller gives room.
+        unsafe { (*attr).srq_limit = 3 };
+        0
+    },
+    destroy_srq: |srq| gone("srq", srq),
 };
 
 /// Frees an object and notes it, unless it shall be busy.
@@ -325,6 +351,15 @@ unsafe extern "C" fn post_recv(
         state.received.push(unsafe { (*list, *(*list).sg_list) });
         0
     })
+}
+
+unsafe extern "C" fn post_srq_recv(
+    _: *mut ibv_srq,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the same contract; the queue is not looked at.
+    unsafe { post_recv(ptr::null_mut(), list, bad) }
 }
 
 unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> c_int {

@@ -22,6 +22,7 @@ mod provider;
 mod qp;
 #[cfg(feature = "rdma-core")]
 mod rdma_core;
+mod srq;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -34,7 +35,7 @@ pub use cq::CompletionQueue;
 pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
 pub use error::{
     AsyncEventError, BindError, CreateError, DeregisterError, DeviceError, EventError, MemoryError,
-    PollError, QueuePairError, RawPostError,
+    PollError, QueuePairError, RawPostError, SharedReceiveQueueError,
 };
 pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion};
@@ -44,4 +45,5 @@ pub use qp::{
     ParseEndpointError, PathOptions, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,
     QueuePairInit,
 };
+pub use srq::SharedReceiveQueue;
 pub use work::{RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion};

@@ -4,7 +4,7 @@ use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
 use crate::{
     AccessFlags, AddressHandle, Context, CreateError, Gid, HostMemory, MemoryError, MemoryRegion,
-    MemoryWindow, MwType, PathOptions, QueuePair, QueuePairInit,
+    MemoryWindow, MwType, PathOptions, QueuePair, QueuePairInit, SharedReceiveQueue,
     context::created,
     error::{check, log_destroy},
     ffi::ibv_pd,
@@ -139,10 +139,19 @@ impl ProtectionDomain {
         AddressHandle::new(self, gid, lid, path)
     }
 
+    /// Makes a shared receive queue for at least `max_wr` outstanding receives of at least `max_sge`
+    /// elements each; ibv_create_srq(3).
+    ///
+    /// # Errors
+    /// [`CreateError::Refused`].
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, CreateError> {
+        SharedReceiveQueue::new(self, max_wr, max_sge)
+    }
+
     /// Makes a queue pair; ibv_create_qp(3).
     ///
     /// # Errors
-    /// [`CreateError`]; completion queues of another context are refused.
+    /// [`CreateError`]; completion queues and a shared receive queue of another context are refused.
     pub fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<QueuePair, CreateError> {
         QueuePair::new(self, init)
     }

@@ -10,6 +10,7 @@ use core::ffi::{c_int, c_void};
 use crate::ffi::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
     ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
 };
 
 /// The control calls of one kind of device.
@@ -92,6 +93,15 @@ pub(crate) struct Provider {
         unsafe fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int,
     /// ibv_destroy_qp(3).
     pub(crate) destroy_qp: unsafe fn(*mut ibv_qp) -> c_int,
+
+    /// ibv_create_srq(3).
+    pub(crate) create_srq: unsafe fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq,
+    /// ibv_modify_srq(3).
+    pub(crate) modify_srq: unsafe fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int,
+    /// ibv_query_srq(3).
+    pub(crate) query_srq: unsafe fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int,
+    /// ibv_destroy_srq(3).
+    pub(crate) destroy_srq: unsafe fn(*mut ibv_srq) -> c_int,
 }
 
 /// Every provider of this build, real devices first.

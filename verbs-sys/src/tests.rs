@@ -438,3 +438,43 @@ fn an_asynchronous_event_is_acknowledged_once_and_names_its_object() {
     let event = context.next_async_event().unwrap();
     assert_eq!(*event.kind(), AsyncEventKind::PortErr(1));
 }
+
+#[test]
+fn a_shared_receive_queue_lives_as_long_as_it_is_used() {
+    let context = fake::open();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let srq = pd.create_srq(5, 1).unwrap();
+    assert_eq!((srq.max_wr(), srq.max_sge()), (8, 1));
+    srq.set_limit(16).unwrap();
+    assert!(srq.set_limit(17).is_err());
+    assert_eq!(srq.query().unwrap().srq_limit, 3);
+    let init = QueuePairInit {
+        srq: Some(&srq),
+        ..QueuePairInit::new(&cq, &cq)
+    };
+    let qp = pd.create_qp(&init).unwrap();
+    assert_eq!(qp.srq(), Some(&srq));
+    let stranger = fake::open().alloc_pd().unwrap().create_srq(5, 1).unwrap();
+    let init = QueuePairInit {
+        srq: Some(&stranger),
+        ..init
+    };
+    let error = pd.create_qp(&init).unwrap_err();
+    assert!(matches!(error, CreateError::OtherContext { .. }));
+    drop(stranger);
+    let before = destroyed().len();
+
+    let element = ffi::ibv_async_event_element { srq: srq.as_raw() };
+    let event_type = ffi::IBV_EVENT_SRQ_LIMIT_REACHED;
+    fake::raise(ffi::ibv_async_event {
+        element,
+        event_type,
+    });
+    let event = context.next_async_event().unwrap();
+    assert_eq!(*event.kind(), AsyncEventKind::SrqLimitReached(srq.clone()));
+    drop((srq, pd, cq, qp));
+    assert_eq!(destroyed()[before..], ["qp", "cq"]);
+    drop(event);
+    assert_eq!(destroyed()[before..], ["qp", "cq", "srq", "pd"]);
+}

@@ -1,7 +1,7 @@
 //! States and attributes of queue pairs.
 
 use crate::{
-    CompletionQueue,
+    CompletionQueue, SharedReceiveQueue,
     ffi::{self, ibv_qp_state, ibv_qp_type},
 };
 
@@ -12,6 +12,9 @@ pub struct QueuePairInit<'a> {
     pub send_cq: &'a CompletionQueue,
     /// Where completions of receives go.
     pub recv_cq: &'a CompletionQueue,
+    /// Where receives come from, if not from a receive queue of its own: then that has no sizes, and
+    /// cannot be posted to.
+    pub srq: Option<&'a SharedReceiveQueue>,
     /// Outstanding send requests.
     pub max_send_wr: u32,
     /// Outstanding receive requests.
@@ -35,6 +38,7 @@ impl<'a> QueuePairInit<'a> {
         Self {
             send_cq,
             recv_cq,
+            srq: None,
             max_send_wr: 16,
             max_recv_wr: 16,
             max_send_sge: 1,

@@ -13,19 +13,21 @@ pub use self::attr::{PathOptions, QpAttrMask, QpState, QpType, QueuePairInit};
 pub use self::endpoint::{ParseEndpointError, QueuePairEndpoint};
 use crate::{
     AccessFlags, CompletionQueue, CreateError, ProtectionDomain, QueuePairError, RawPostError,
+    SharedReceiveQueue,
     context::created,
     error::{check, log_destroy},
     ffi::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr},
 };
 
-/// A queue pair. Dropping it destroys it; it keeps its completion queues and its protection domain
-/// alive.
+/// A queue pair. Dropping it destroys it; it keeps its completion queues, its shared receive queue and
+/// its protection domain alive.
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     cap: ibv_qp_cap,
     qp_type: QpType,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
+    srq: Option<SharedReceiveQueue>,
     pd: ProtectionDomain,
 }
 
@@ -53,9 +55,18 @@ impl QueuePair {
                 });
             }
         }
+        if let Some(srq) = init.srq
+            && !srq.protection_domain().context().is_same(pd.context())
+        {
+            return Err(CreateError::OtherContext {
+                call: "ibv_create_qp",
+                other: "shared receive queue",
+            });
+        }
         let mut attr = ibv_qp_init_attr {
             send_cq: init.send_cq.as_raw(),
             recv_cq: init.recv_cq.as_raw(),
+            srq: init.srq.map_or(ptr::null_mut(), SharedReceiveQueue::as_raw),
             cap: ibv_qp_cap {
                 max_send_wr: init.max_send_wr,
                 max_recv_wr: init.max_recv_wr,
@@ -86,6 +97,7 @@ impl QueuePair {
             qp_type: init.qp_type,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
+            srq: init.srq.cloned(),
             pd: pd.clone(),
         })
     }
@@ -120,6 +132,12 @@ impl QueuePair {
     #[must_use]
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.recv_cq
+    }
+
+    /// The shared receive queue that its receives come from.
+    #[must_use]
+    pub fn srq(&self) -> Option<&SharedReceiveQueue> {
+        self.srq.as_ref()
     }
 
     /// The protection domain it belongs to.
@@ -377,7 +395,7 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     ///
     /// # Errors
-    /// Tells the first request that was not posted.
+    /// Tells the first request that was not posted; with a shared receive queue none is.
     #[inline]
     pub unsafe fn post_recv(
         &self,
@@ -411,6 +429,8 @@ impl QueuePair {
         unsafe { ptr::drop_in_place(&mut this.send_cq) };
         // SAFETY: as above.
         unsafe { ptr::drop_in_place(&mut this.recv_cq) };
+        // SAFETY: as above.
+        unsafe { ptr::drop_in_place(&mut this.srq) };
         // SAFETY: as above.
         unsafe { ptr::drop_in_place(&mut this.pd) };
         result

@@ -95,6 +95,14 @@ pub(crate) static PROVIDER: Provider = Provider {
     },
     // SAFETY: see above.
     destroy_qp: |qp| unsafe { sys::ibv_destroy_qp(qp.cast()) },
+    // SAFETY: see above.
+    create_srq: |pd, init| unsafe { sys::ibv_create_srq(pd.cast(), init.cast()).cast() },
+    // SAFETY: see above.
+    modify_srq: |srq, attr, mask| unsafe { sys::ibv_modify_srq(srq.cast(), attr.cast(), mask) },
+    // SAFETY: see above.
+    query_srq: |srq, attr| unsafe { sys::ibv_query_srq(srq.cast(), attr.cast()) },
+    // SAFETY: see above.
+    destroy_srq: |srq| unsafe { sys::ibv_destroy_srq(srq.cast()) },
 };
 
 /// What the inline `ibv_query_port` of C does: the newer function if the context has one, else the

@@ -108,6 +108,12 @@ impl Cq {
         self.cq.get()
     }
 
+    /// Completions that it was made for.
+    pub(super) fn cqe(&self) -> u32 {
+        // SAFETY: written at creation only.
+        unsafe { (*self.cq.get()).cqe }.unsigned_abs()
+    }
+
     pub(super) fn context(&self) -> *mut ibv_context {
         // SAFETY: written at creation only.
         unsafe { (*self.cq.get()).context }

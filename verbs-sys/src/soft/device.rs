@@ -8,10 +8,11 @@ use rustix::io::Errno;
 
 use super::cq::Cq;
 use super::events::{AsyncEvents, Source};
-use super::layout::{MAX_CQ, MAX_KEYS, MAX_PD, MAX_QP};
+use super::layout::{MAX_CQ, MAX_KEYS, MAX_PD, MAX_QP, MAX_SRQ};
 use super::options::Options;
 use super::process::Process;
 use super::qp::Qp;
+use super::srq::Srq;
 use super::{objects, qp};
 use crate::ffi::*;
 
@@ -172,6 +173,9 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     // Atomic among all accesses by processor instructions: these are such instructions.
     filled.atomic_cap = IBV_ATOMIC_GLOB;
     filled.max_ah = c_int::MAX;
+    filled.max_srq = MAX_SRQ as c_int;
+    filled.max_srq_wr = qp::MAX_WR as c_int;
+    filled.max_srq_sge = qp::MAX_SGE as c_int;
     filled.max_pkeys = 1;
     filled.phys_port_cnt = 1;
     // SAFETY: a place for the result, by the man page.
@@ -268,6 +272,7 @@ unsafe fn source<'a>(event: &ibv_async_event) -> Option<&'a Source> {
     // SAFETY: the type tells which member is set, and the handle is the address of our structure.
     unsafe {
         match event.event_type {
+            IBV_EVENT_SRQ_LIMIT_REACHED => Some((*event.element.srq.cast::<Srq>()).async_events()),
             IBV_EVENT_CQ_ERR => Some((*event.element.cq.cast::<Cq>()).async_events()),
             IBV_EVENT_QP_FATAL
             | IBV_EVENT_QP_REQ_ERR

@@ -23,6 +23,8 @@ pub(crate) const MAX_SLOT: u32 = 1 << (24 - QP_INDEX_BITS);
 pub(crate) const MAX_KEYS: usize = 1 << 17;
 /// Completion queues a process can have.
 pub(crate) const MAX_CQ: usize = 1 << 14;
+/// Shared receive queues a process can have.
+pub(crate) const MAX_SRQ: usize = 1 << 14;
 /// Live memory arenas a process can have; the table is direct-mapped by arena number.
 pub(crate) const MAX_ARENAS: usize = 1 << 12;
 /// Protection domains a process can have.

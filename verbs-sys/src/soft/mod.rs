@@ -24,6 +24,8 @@ mod process;
 mod qp;
 mod segment;
 mod service;
+mod shared;
+mod srq;
 
 pub(crate) use device::open;
 pub use options::{Options, RegistrationCost};
@@ -61,4 +63,8 @@ pub(crate) static PROVIDER: Provider = Provider {
     modify_qp: objects::modify_qp,
     query_qp: objects::query_qp,
     destroy_qp: objects::destroy_qp,
+    create_srq: shared::create_srq,
+    modify_srq: shared::modify_srq,
+    query_srq: shared::query_srq,
+    destroy_srq: shared::destroy_srq,
 };

@@ -16,6 +16,8 @@ use super::channel::Channel;
 use super::cq::Cq;
 use super::device::context;
 use super::qp::Qp;
+use super::shared;
+use super::srq::Srq;
 use crate::ffi::*;
 
 /// The data path. What is missing is not supported, and says so.
@@ -27,17 +29,17 @@ pub(super) const OPS: ibv_context_ops = ibv_context_ops {
     alloc_mw: Some(regions::alloc_mw),
     bind_mw: Some(regions::bind_mw),
     dealloc_mw: Some(regions::dealloc_mw),
-    post_srq_recv: Some(post_srq_recv),
+    post_srq_recv: Some(shared::post_srq_recv),
     ..ibv_context_ops::zeroed()
 };
 
 /// A protection domain. The C structure comes first: its address is the handle.
 #[repr(C)]
-struct Pd {
-    pd: ibv_pd,
-    id: u32,
-    /// Regions, windows and queue pairs made in it.
-    children: AtomicU32,
+pub(super) struct Pd {
+    pub(super) pd: ibv_pd,
+    pub(super) id: u32,
+    /// Regions, windows, queue pairs and shared receive queues made in it.
+    pub(super) children: AtomicU32,
 }
 
 fn set_errno(error: Errno) {
@@ -57,11 +59,11 @@ pub(super) fn failed(error: Errno) -> c_int {
     -1
 }
 
-fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+pub(super) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(null)
 }
 
-fn code(result: Result<(), Errno>) -> c_int {
+pub(super) fn code(result: Result<(), Errno>) -> c_int {
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
@@ -232,11 +234,11 @@ pub(super) unsafe fn destroy_cq(handle: *mut ibv_cq) -> c_int {
 
 pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: see above.
-    let (pd, init) = unsafe { (&*handle.cast::<Pd>(), &*init) };
+    let (pd, init) = unsafe { (&*handle.cast::<Pd>(), &mut *init) };
     // SAFETY: a domain's context outlives it.
     let context = unsafe { context(pd.pd.context) };
     pointer(context.process().and_then(|process| {
-        if !matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) || !init.srq.is_null() {
+        if !matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) {
             return Err(Errno::OPNOTSUPP);
         }
         if init.send_cq.is_null() || init.recv_cq.is_null() {
@@ -254,14 +256,30 @@ pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr)
         if queues.0.context() != pd.pd.context || queues.1.context() != pd.pd.context {
             return Err(Errno::INVAL);
         }
+        let srq = (!init.srq.is_null()).then(|| {
+            let raw = init.srq.cast::<Srq>().cast_const();
+            // SAFETY: the handle is a reference of its own; this makes one more.
+            unsafe {
+                Arc::increment_strong_count(raw);
+                Arc::from_raw(raw)
+            }
+        });
+        if srq
+            .as_ref()
+            .is_some_and(|srq| srq.context() != pd.pd.context)
+        {
+            return Err(Errno::INVAL);
+        }
         let mut fields = ibv_qp::zeroed();
         fields.context = pd.pd.context;
+        fields.srq = init.srq;
         fields.qp_context = init.qp_context;
         fields.pd = handle;
         fields.send_cq = init.send_cq;
         fields.recv_cq = init.recv_cq;
         fields.qp_type = init.qp_type;
-        let qp = Qp::create(process, &context.events, pd.id, fields, queues, init)?;
+        let qp = Qp::create(process, &context.events, pd.id, fields, queues, srq, init)?;
+        init.cap = qp.cap();
         pd.children.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::into_raw(qp).cast_mut().cast())
     }))
@@ -361,14 +379,4 @@ unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: see above.
     unsafe { &*handle.cast::<Cq>() }.req_notify(solicited_only != 0);
     0
-}
-
-unsafe extern "C" fn post_srq_recv(
-    _: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: a place for the first request that was not posted, by the man page.
-    unsafe { bad.write(wr) };
-    libc::EOPNOTSUPP
 }

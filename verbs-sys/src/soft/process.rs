@@ -12,7 +12,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use super::index::IndexPool;
 use super::keys;
-use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, Mailbox, qpn_slot};
+use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
 use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
 use super::link::{Link, signal};
@@ -36,6 +36,7 @@ pub(super) struct Process {
     pub qp_indices: IndexPool,
     pub cq_indices: IndexPool,
     pub pd_ids: IndexPool,
+    pub srq_indices: IndexPool,
     /// Bytes registered, counted once per registration.
     pub pinned: AtomicU64,
     pub(super) info_file: OwnedFd,
@@ -130,6 +131,7 @@ impl Process {
             qp_indices: IndexPool::new(0, MAX_QP, 256),
             cq_indices: IndexPool::new(0, MAX_CQ, 256),
             pd_ids: IndexPool::new(1, MAX_PD, 256),
+            srq_indices: IndexPool::new(0, MAX_SRQ, 256),
             pinned: AtomicU64::new(0),
             info_file,
             mailbox_file,

@@ -18,6 +18,7 @@ mod peers;
 mod protection;
 mod queues;
 mod registration;
+mod srq;
 mod state;
 mod support;
 mod windows;

@@ -311,11 +311,10 @@ impl Qp {
 
     /// `false`: nobody was ready for it.
     fn take_datagram(&self, header: &Header, message: &mut [u8]) -> bool {
-        let position = self.rq.done.load(Ordering::Relaxed);
-        if position == self.rq.tail.load(Ordering::Relaxed) {
+        let Ok(position) = self.next_receive() else {
             tracing::debug!(qpn = self.qpn, "a datagram without a receive is dropped");
             return false;
-        }
+        };
         let outcome = match self.scatter(message, self.rq.buffers(position)) {
             Ok(()) => {
                 let imm = (header.flags & WITH_IMM != 0).then_some(header.imm);
@@ -344,8 +343,9 @@ impl Qp {
             return Err(IBV_WC_LOC_LEN_ERR);
         }
         let keys = &self.process.info().keys;
+        let pd = self.recv_pd();
         for sge in buffers.clone() {
-            access::check_local(keys, self.pd, &sge, IBV_ACCESS_LOCAL_WRITE)?;
+            access::check_local(keys, pd, &sge, IBV_ACCESS_LOCAL_WRITE)?;
         }
         let from = Place::Here(message.as_mut_ptr());
         let mut list = Cursor::new(buffers);

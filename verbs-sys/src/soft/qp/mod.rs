@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
-use self::queues::{RecvQueue, SendQueue};
+pub(super) use self::queues::RecvQueue;
+use self::queues::SendQueue;
 pub(super) use self::requester::Bind;
 use super::cq::Cq;
 use super::epoch;
@@ -24,6 +25,7 @@ use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
 use super::link::{Link, Via};
 use super::mw::{Binder, Execution, Place};
 use super::process::{self, Process};
+use super::srq::Srq;
 use crate::ffi::{
     IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD, ibv_async_event,
     ibv_async_event_element, ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
@@ -58,6 +60,7 @@ pub(super) struct Qp {
     pd: u32,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
     qp_type: ibv_qp_type,
@@ -105,9 +108,14 @@ impl Qp {
         pd: u32,
         fields: ibv_qp,
         queues: (Arc<Cq>, Arc<Cq>),
+        srq: Option<Arc<Srq>>,
         init: &ibv_qp_init_attr,
     ) -> Result<Arc<Self>, Errno> {
-        let cap = init.cap;
+        let mut cap = init.cap;
+        if srq.is_some() {
+            // Sizes of a receive queue that it does not have count for nothing.
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
         let too_much = cap.max_send_wr > MAX_WR
             || cap.max_recv_wr > MAX_WR
             || cap.max_send_sge > MAX_SGE
@@ -125,6 +133,10 @@ impl Qp {
             None
         };
         let (send_cq, recv_cq) = queues;
+        let rq = match &srq {
+            None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            Some(srq) => RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge()),
+        };
         let qp = Arc::new(Self {
             qp: UnsafeCell::new(ibv_qp {
                 handle: index,
@@ -142,7 +154,8 @@ impl Qp {
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
-            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            rq,
+            srq,
             link: UnsafeCell::new(None),
             shared_link: Mutex::new(None),
             is_local: AtomicBool::new(false),
@@ -156,6 +169,9 @@ impl Qp {
             send_cq,
             recv_cq,
         });
+        if let Some(srq) = &qp.srq {
+            srq.attach();
+        }
         let info = qp.info();
         // A process that died holding a lock took its file along; this only repairs our own leaks.
         info.sq_epoch.0.store(0, Ordering::Relaxed);
@@ -186,9 +202,17 @@ impl Qp {
         self.process.remove_qp(self.qpn);
         // Its number will name another queue pair. Nobody is in it any more since it was reset.
         self.process.windows.release_qp(&self.process, self.qpn);
+        if let Some(srq) = &self.srq {
+            srq.detach(self.qpn);
+        }
         self.async_events.retire();
         self.process.qp_indices.give(qpn_index(self.qpn) as u32);
         Ok(())
+    }
+
+    /// The sizes it has.
+    pub(super) fn cap(&self) -> ibv_qp_cap {
+        self.cap
     }
 
     pub(super) fn async_events(&self) -> &Source {

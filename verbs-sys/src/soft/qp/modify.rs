@@ -225,6 +225,9 @@ impl Qp {
         *init = ibv_qp_init_attr::zeroed();
         init.send_cq = self.send_cq.handle();
         init.recv_cq = self.recv_cq.handle();
+        if let Some(srq) = &self.srq {
+            init.srq = srq.handle();
+        }
         init.cap = self.cap;
         init.qp_type = self.qp_type;
         init.sq_sig_all = self.sq_sig_all.into();

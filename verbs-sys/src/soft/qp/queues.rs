@@ -7,9 +7,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::requester;
 use crate::ffi::{
-    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_sge, ibv_wc,
-    ibv_wc_opcode, ibv_wc_status,
+    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_recv_wr,
+    ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status,
 };
 
 /// How a request ended, as its completion will tell.
@@ -260,27 +261,39 @@ impl SendQueue {
 
 /// The receive queue: `head <= done <= tail`.
 #[derive(Debug)]
-pub(super) struct RecvQueue {
+pub(in crate::soft) struct RecvQueue {
     slots: Slots,
     /// addr, then length | lkey << 32
     sges: Box<[[AtomicU64; 2]]>,
     num_sge: Box<[AtomicU32]>,
     max_sge: usize,
+    /// One less than the number of element lists: receives wait for messages in that many slots.
+    list_mask: u32,
     pub tail: AtomicU32,
     pub done: AtomicU32,
     head: AtomicU32,
 }
 
 impl RecvQueue {
-    pub(super) fn new(limit: u32, max_sge: u32) -> Self {
+    pub(in crate::soft) fn new(limit: u32, max_sge: u32) -> Self {
+        Self::with_lists(limit, max_sge, limit)
+    }
+
+    /// For completions of at most `limit` receives that come one at a time from elsewhere.
+    pub(super) fn fed_one_by_one(limit: u32, max_sge: u32) -> Self {
+        Self::with_lists(limit, max_sge, 1)
+    }
+
+    fn with_lists(limit: u32, max_sge: u32, lists: u32) -> Self {
         let slots = Slots::new(limit);
-        let len = slots.slots.len();
-        let max_sge = max_sge as usize;
+        let lists = lists.max(1).next_power_of_two();
+        let (len, max_sge) = (lists as usize, max_sge as usize);
         Self {
             slots,
             sges: (0..len * max_sge).map(|_| Default::default()).collect(),
             num_sge: (0..len).map(|_| AtomicU32::default()).collect(),
             max_sge,
+            list_mask: lists - 1,
             tail: AtomicU32::new(0),
             done: AtomicU32::new(0),
             head: AtomicU32::new(0),
@@ -298,18 +311,66 @@ impl RecvQueue {
         tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
     }
 
+    /// Posts one request as ibv_post_recv(3) does. The queue's lock is held.
+    ///
+    /// # Safety
+    ///
+    /// The request's list is readable.
     #[inline]
-    pub(super) fn post(
+    pub(in crate::soft) unsafe fn post_request(
         &self,
-        position: u32,
-        wr_id: u64,
-        sges: impl ExactSizeIterator<Item = ibv_sge>,
-    ) {
+        request: &ibv_recv_wr,
+        max_sge: u32,
+    ) -> Result<(), i32> {
+        let num_sge = match u32::try_from(request.num_sge) {
+            Ok(n) if n <= max_sge => n,
+            _ => return Err(libc::EINVAL),
+        };
+        let tail = self.tail.load(Ordering::Relaxed);
+        if self.is_full(tail) {
+            return Err(libc::ENOMEM);
+        }
+        // SAFETY: the list has `num_sge` elements by the caller's promise.
+        let sges = unsafe { requester::list(request.sg_list, num_sge) };
+        self.post(tail, request.wr_id, sges.iter().copied());
+        Ok(())
+    }
+
+    /// Moves the oldest posted receive to another queue, which has room and nothing else posted, and
+    /// says how many are left; `None` if there was none. Both queues' locks are held.
+    #[inline]
+    pub(in crate::soft) fn move_oldest(&self, to: &Self) -> Option<u32> {
+        let position = self.done.load(Ordering::Relaxed);
+        let tail = self.tail.load(Ordering::Relaxed);
+        if position == tail {
+            return None;
+        }
+        let wr_id = self.slots.at(position).wr_id.load(Ordering::Relaxed);
+        to.post(
+            to.tail.load(Ordering::Relaxed),
+            wr_id,
+            self.buffers(position),
+        );
+        let next = position.wrapping_add(1);
+        self.done.store(next, Ordering::Relaxed);
+        // What moved away has no completion here.
+        self.head.store(next, Ordering::Release);
+        Some(tail.wrapping_sub(next))
+    }
+
+    /// Whether no posted receive is left.
+    #[inline]
+    pub(in crate::soft) fn is_empty(&self) -> bool {
+        self.done.load(Ordering::Relaxed) == self.tail.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn post(&self, position: u32, wr_id: u64, sges: impl ExactSizeIterator<Item = ibv_sge>) {
         self.slots
             .at(position)
             .wr_id
             .store(wr_id, Ordering::Relaxed);
-        let index = (position & self.slots.mask) as usize;
+        let index = (position & self.list_mask) as usize;
         self.num_sge[index].store(sges.len() as u32, Ordering::Relaxed);
         for (place, sge) in self.sges[index * self.max_sge..].iter().zip(sges) {
             place[0].store(sge.addr, Ordering::Relaxed);
@@ -323,8 +384,8 @@ impl RecvQueue {
 
     /// The buffers of a posted receive.
     #[inline]
-    pub(super) fn buffers(&self, position: u32) -> impl Iterator<Item = ibv_sge> + Clone {
-        let index = (position & self.slots.mask) as usize;
+    pub(super) fn buffers(&self, position: u32) -> impl ExactSizeIterator<Item = ibv_sge> + Clone {
+        let index = (position & self.list_mask) as usize;
         let len = self.num_sge[index].load(Ordering::Relaxed) as usize;
         let first = index * self.max_sge;
         self.sges[first..first + len].iter().map(|place| {

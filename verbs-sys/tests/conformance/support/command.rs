@@ -331,6 +331,16 @@ impl From<&verbs_sys::WorkCompletion> for Completion {
 pub struct AsyncEvent {
     pub event_type: u32,
     pub qp_num: Option<u32>,
+    /// Index of the shared receive queue that it is of.
+    pub srq: Option<usize>,
+}
+
+/// A shared receive queue of an end: an index there, and its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Srq {
+    pub id: usize,
+    pub max_wr: u32,
+    pub max_sge: u32,
 }
 
 /// How to make and connect a queue pair. Sizes are at least these.
@@ -347,6 +357,8 @@ pub struct QpSetup {
     pub sq_sig_all: bool,
     /// One completion queue for both work queues.
     pub one_cq: bool,
+    /// Index of the shared receive queue.
+    pub srq: Option<usize>,
     pub access: u32,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
@@ -365,6 +377,7 @@ impl Default for QpSetup {
             max_inline_data: 64,
             sq_sig_all: false,
             one_cq: false,
+            srq: None,
             access: super::ALL_ACCESS.bits(),
             rnr_retry: 7,
             min_rnr_timer: 1,
@@ -494,6 +507,23 @@ pub enum Command {
     /// `Option<(u32, Queue)>`: the number of the queue pair whose queue has an event; waits for one
     /// if told so
     Event { wait: bool },
+    /// `Srq`
+    CreateSrq {
+        pd: usize,
+        max_wr: u32,
+        max_sge: u32,
+    },
+    /// `Result<(), Refused>`
+    PostSrqRecv { srq: usize, list: Vec<Recv> },
+    /// `bool`: whether the device did it; `mask` has `IBV_SRQ_*` bits
+    ModifySrq {
+        srq: usize,
+        max_wr: u32,
+        limit: u32,
+        mask: u32,
+    },
+    /// `u32`: the limit of which an event is due
+    SrqLimit { srq: usize },
     /// `Option<AsyncEvent>`; waits for one if told so
     AsyncEvent { wait: bool },
     /// `Vec<u64>`: the values found by so many fetch-and-adds of 1, with one thread for each queue

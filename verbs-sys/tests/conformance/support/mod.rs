@@ -2,8 +2,10 @@
 
 mod command;
 mod memory;
+mod post;
 mod process;
 mod side;
+mod srq;
 mod windows;
 
 use std::{fmt::Debug, ops::Range};
@@ -16,7 +18,7 @@ use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
         Address, AsyncEvent, Bind, Command, Completion, Destination, Element, MemoryKind, Qp,
-        QpSetup, Queue, Recv, Refused, Region, Request, Target, Window,
+        QpSetup, Queue, Recv, Refused, Region, Request, Srq, Target, Window,
     },
     process::serve_if_asked,
     side::PATIENCE,
@@ -136,11 +138,17 @@ impl Ends {
     /// Makes a datagram queue pair of each end, with the given queue keys, and registers 64 KiB at
     /// each end; and says how `a` names `b`.
     pub fn datagrams(&mut self, a_qkey: u32, b_qkey: u32) -> (Link, Destination) {
-        let setup = QpSetup {
+        self.datagrams_with(QpSetup::default(), a_qkey, b_qkey)
+    }
+
+    /// The same with a certain setup of the end `b`.
+    pub fn datagrams_with(&mut self, b: QpSetup, a_qkey: u32, b_qkey: u32) -> (Link, Destination) {
+        let of_datagrams = |setup| QpSetup {
             qp_type: ffi::IBV_QPT_UD,
-            ..QpSetup::default()
+            ..setup
         };
-        let (a, b) = (self.a.create_qp(setup), self.b.create_qp(setup));
+        let a = self.a.create_qp(of_datagrams(QpSetup::default()));
+        let b = self.b.create_qp(of_datagrams(b));
         let () = self.a.call(Command::StartDatagrams {
             qp: a.id,
             qkey: a_qkey,
@@ -442,7 +450,14 @@ impl End {
     pub fn expect_async_event(&mut self, event_type: u32, qp: Qp) {
         let event: Option<AsyncEvent> = self.call(Command::AsyncEvent { wait: true });
         let qp_num = Some(qp.num);
-        assert_eq!(event, Some(AsyncEvent { event_type, qp_num }));
+        assert_eq!(
+            event,
+            Some(AsyncEvent {
+                event_type,
+                qp_num,
+                srq: None
+            })
+        );
     }
 
     #[track_caller]

@@ -3,7 +3,7 @@
 mod windows;
 
 use std::{
-    ptr, thread,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -11,15 +11,17 @@ use serde_json::Value;
 use verbs_sys::{
     AccessFlags, AddressHandle, AsyncEventKind, CompletionChannel, CompletionQueue, Context,
     MemoryWindow, PathOptions, ProtectionDomain, QpAttrMask, QpState, QpType, QueuePair,
-    QueuePairEndpoint, QueuePairInit, WcStatus, WorkCompletion, ffi, find_device,
+    QueuePairEndpoint, QueuePairInit, SharedReceiveQueue, WcStatus, WorkCompletion, ffi,
+    find_device,
 };
 
 use super::{
     command::{
-        Address, AsyncEvent, Bytes, Command, Completion, MemoryKind, Qp, QpSetup, Queue, Recv,
-        Refused, Region, Request, Target,
+        Address, AsyncEvent, Bytes, Command, Completion, MemoryKind, Qp, QpSetup, Queue, Region,
+        Request, Srq, Target,
     },
     memory::Memory,
+    post::{post_recv, post_send, with_recvs},
 };
 
 /// How long to wait for what must come. An emulated machine is a hundred times slower than a real
@@ -31,6 +33,7 @@ pub struct Side {
     qps: Vec<Option<Pair>>,
     ahs: Vec<AddressHandle>,
     windows: Vec<Option<MemoryWindow>>,
+    srqs: Vec<SharedReceiveQueue>,
     memories: Vec<Memory>,
     pds: Vec<ProtectionDomain>,
     channel: CompletionChannel,
@@ -66,6 +69,7 @@ impl Side {
             qps: Vec::new(),
             ahs: Vec::new(),
             windows: Vec::new(),
+            srqs: Vec::new(),
             memories: Vec::new(),
             pds: vec![context.alloc_pd().expect("no protection domain")],
             channel: context.create_comp_channel().expect("no channel"),
@@ -172,6 +176,43 @@ impl Side {
                 result.expect("cannot arm");
             }
             Command::Event { wait } => return json(self.event(wait)),
+            Command::CreateSrq {
+                pd,
+                max_wr,
+                max_sge,
+            } => {
+                let srq = self.pds[pd].create_srq(max_wr, max_sge);
+                let srq = srq.expect("no shared receive queue");
+                let (max_wr, max_sge, id) = (srq.max_wr(), srq.max_sge(), self.srqs.len());
+                self.srqs.push(srq);
+                return json(Srq {
+                    id,
+                    max_wr,
+                    max_sge,
+                });
+            }
+            Command::PostSrqRecv { srq, list } => {
+                let srq = &self.srqs[srq];
+                // SAFETY: `with_recvs` gives a valid list; for the memory see `post_recv`.
+                return json(with_recvs(&list, |first| unsafe { srq.post_recv(first) }));
+            }
+            Command::ModifySrq {
+                srq,
+                max_wr,
+                limit,
+                mask,
+            } => {
+                let attr = ffi::ibv_srq_attr {
+                    max_wr,
+                    srq_limit: limit,
+                    ..ffi::ibv_srq_attr::default()
+                };
+                return json(self.srqs[srq].modify(&attr, mask).is_ok());
+            }
+            Command::SrqLimit { srq } => {
+                let attr = self.srqs[srq].query().expect("no attributes");
+                return json(attr.srq_limit);
+            }
             Command::AsyncEvent { wait } => return json(self.async_event(wait)),
             Command::FetchAdds {
                 qps,
@@ -229,6 +270,7 @@ impl Side {
             make()
         };
         let init = QueuePairInit {
+            srq: setup.srq.map(|srq| &self.srqs[srq]),
             max_send_wr: setup.max_send_wr,
             max_recv_wr: setup.max_recv_wr,
             max_send_sge: setup.max_sge,
@@ -324,6 +366,13 @@ impl Side {
             self.context.try_get_async_event()
         };
         let event = event.expect("no event")?;
+        let srq = match event.kind() {
+            AsyncEventKind::SrqLimitReached(srq) => {
+                let known = self.srqs.iter().position(|known| known == srq);
+                Some(known.expect("a stray event"))
+            }
+            _ => None,
+        };
         let qp_num = match *event.kind() {
             AsyncEventKind::QpFatal(num)
             | AsyncEventKind::QpReqErr(num)
@@ -341,6 +390,7 @@ impl Side {
         Some(AsyncEvent {
             event_type: event.event_type(),
             qp_num,
+            srq,
         })
     }
 
@@ -454,103 +504,6 @@ fn wait(cq: &CompletionQueue) -> Completion {
         // Others may need this processor to get there.
         thread::yield_now();
     }
-}
-
-fn post_send(qp: &QueuePair, ahs: &[AddressHandle], list: &[Request]) -> Result<(), Refused> {
-    let mut elements: Vec<Vec<ffi::ibv_sge>> = list
-        .iter()
-        .map(|request| request.elements.iter().map(|e| (*e).into()).collect())
-        .collect();
-    let mut requests: Vec<ffi::ibv_send_wr> = list
-        .iter()
-        .zip(&mut elements)
-        .map(|(request, elements)| raw_send(request, ahs, elements))
-        .collect();
-    let first = requests.as_mut_ptr();
-    for index in 1..requests.len() {
-        // SAFETY: inside the vector, as is the one before it.
-        unsafe { (*first.add(index - 1)).next = first.add(index) };
-    }
-    // SAFETY: a valid list; elements with good keys lie in memories, which outlive their queue
-    // pairs, and of which no reference exists.
-    let result = unsafe { qp.post_send(first) };
-    result.map_err(|error| Refused {
-        errno: error.source.raw_os_error().unwrap_or(0),
-        index: error.bad_wr.addr().wrapping_sub(first.addr()) / size_of::<ffi::ibv_send_wr>(),
-    })
-}
-
-fn raw_send(
-    request: &Request,
-    ahs: &[AddressHandle],
-    elements: &mut [ffi::ibv_sge],
-) -> ffi::ibv_send_wr {
-    let Target { addr, rkey } = request.target;
-    let mut raw = ffi::ibv_send_wr {
-        wr_id: request.wr_id,
-        sg_list: elements.as_mut_ptr(),
-        num_sge: elements.len() as i32,
-        opcode: request.opcode,
-        send_flags: request.flags,
-        imm_data: match request.opcode {
-            ffi::IBV_WR_SEND_WITH_INV | ffi::IBV_WR_LOCAL_INV => request.imm,
-            _ => request.imm.to_be(),
-        },
-        ..ffi::ibv_send_wr::zeroed()
-    };
-    if let Some(to) = request.to {
-        raw.wr.ud = ffi::ibv_send_wr_ud {
-            ah: ahs[to.ah].as_raw(),
-            remote_qpn: to.qp_num,
-            remote_qkey: to.qkey,
-        };
-        return raw;
-    }
-    match request.opcode {
-        ffi::IBV_WR_ATOMIC_CMP_AND_SWP | ffi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            raw.wr.atomic = ffi::ibv_send_wr_atomic {
-                remote_addr: addr,
-                compare_add: request.compare_add,
-                swap: request.swap,
-                rkey,
-            };
-        }
-        _ => {
-            raw.wr.rdma = ffi::ibv_send_wr_rdma {
-                remote_addr: addr,
-                rkey,
-            };
-        }
-    }
-    raw
-}
-
-fn post_recv(qp: &QueuePair, list: &[Recv]) -> Result<(), Refused> {
-    let mut elements: Vec<Vec<ffi::ibv_sge>> = list
-        .iter()
-        .map(|request| request.elements.iter().map(|e| (*e).into()).collect())
-        .collect();
-    let mut requests: Vec<ffi::ibv_recv_wr> = list
-        .iter()
-        .zip(&mut elements)
-        .map(|(request, elements)| ffi::ibv_recv_wr {
-            wr_id: request.wr_id,
-            next: ptr::null_mut(),
-            sg_list: elements.as_mut_ptr(),
-            num_sge: elements.len() as i32,
-        })
-        .collect();
-    let first = requests.as_mut_ptr();
-    for index in 1..requests.len() {
-        // SAFETY: inside the vector, as is the one before it.
-        unsafe { (*first.add(index - 1)).next = first.add(index) };
-    }
-    // SAFETY: as in `post_send`.
-    let result = unsafe { qp.post_recv(first) };
-    result.map_err(|error| Refused {
-        errno: error.source.raw_os_error().unwrap_or(0),
-        index: error.bad_wr.addr().wrapping_sub(first.addr()) / size_of::<ffi::ibv_recv_wr>(),
-    })
 }
 
 /// The state that a number stands for.

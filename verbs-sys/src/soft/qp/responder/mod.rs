@@ -5,14 +5,15 @@
 
 mod take;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::queues::Outcome;
-use super::{Guarded32, Guarded64, Qp, now_ns, requester, state};
+use super::{Guarded32, Guarded64, Qp, now_ns, state};
 use crate::ffi::{
-    IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET,
-    IBV_QPS_RTR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
-    ibv_event_type, ibv_qp_attr, ibv_recv_wr, ibv_wc_status,
+    IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_LAST_WQE_REACHED,
+    IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type, ibv_qp_attr, ibv_recv_wr,
+    ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID};
@@ -46,6 +47,11 @@ pub(super) struct State {
     /// Nonzero once a message was refused without an error of this side: nothing more is taken.
     closed: Guarded32,
     pub(super) src_qp: Guarded32,
+    /// Whether the shared receive queue knows that this queue pair waits for it. Survives a reset, as
+    /// its entry does.
+    is_listed: AtomicBool,
+    /// Nonzero once the last receive from the shared queue was told of.
+    last_told: Guarded32,
     /// Nanoseconds between two attempts of a sender that found no receive.
     rnr_timer_ns: Guarded64,
 }
@@ -60,6 +66,7 @@ impl State {
             &self.executed,
             &self.unmappable,
             &self.closed,
+            &self.last_told,
         ] {
             word.store(0, Ordering::Relaxed);
         }
@@ -79,9 +86,11 @@ impl State {
 }
 
 /// How a message fared.
-enum Step {
+pub(super) enum Step {
     /// Executed; the flags say what the requester wants to know.
     Done,
+    /// No place for its completion: polls are behind.
+    Full,
     /// No receive is posted for it.
     NotReady,
     /// A key it invalidates is still in use.
@@ -102,28 +111,18 @@ impl Qp {
         &self,
         mut wr: *mut ibv_recv_wr,
     ) -> Result<(), (i32, *mut ibv_recv_wr)> {
-        if self.state() == IBV_QPS_RESET {
+        if self.state() == IBV_QPS_RESET || self.srq.is_some() {
             return Err((libc::EINVAL, wr));
         }
         let mut result = Ok(());
         epoch::lock(&self.info().rq_epoch.0);
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
-            let num_sge = match u32::try_from(request.num_sge) {
-                Ok(n) if n <= self.cap.max_recv_sge => n,
-                _ => {
-                    result = Err((libc::EINVAL, wr));
-                    break;
-                }
-            };
-            let tail = self.rq.tail.load(Ordering::Relaxed);
-            if self.rq.is_full(tail) {
-                result = Err((libc::ENOMEM, wr));
+            // SAFETY: as above.
+            if let Err(code) = unsafe { self.rq.post_request(request, self.cap.max_recv_sge) } {
+                result = Err((code, wr));
                 break;
             }
-            // SAFETY: the list has `num_sge` elements by the caller's promise.
-            let sges = unsafe { requester::list(request.sg_list, num_sge) };
-            self.rq.post(tail, request.wr_id, sges.iter().copied());
             wr = request.next;
         }
         epoch::unlock(&self.info().rq_epoch.0);
@@ -131,6 +130,14 @@ impl Qp {
             self.receive(true);
         }
         result
+    }
+
+    /// A receive was posted to the shared queue, which this queue pair waits for.
+    pub(in crate::soft) fn receive_shared(&self) {
+        self.responder.is_listed.store(false, Ordering::Relaxed);
+        if self.recv_can_progress() {
+            self.receive(true);
+        }
     }
 
     /// Whether a poll has anything to do for the receive side.
@@ -271,6 +278,8 @@ impl Qp {
                     wants_completion |= record.flags & ring::SIGNALED != 0;
                     *solicited |= record.flags & ring::SOLICITED != 0;
                 }
+                // The next poll makes room, and comes here again.
+                Step::Full => break,
                 Step::NotReady => {
                     if self.out_of_patience(&record) {
                         // The requester fails; this side stays as it is, and takes no more of it.
@@ -481,6 +490,10 @@ impl Qp {
             self.rq
                 .complete(position, Outcome::failed(IBV_WC_WR_FLUSH_ERR));
             position = position.wrapping_add(1);
+        }
+        if self.srq.is_some() && self.responder.last_told.swap(1, Ordering::Relaxed) == 0 {
+            // Receives it has taken are ended; those of the shared queue stay there.
+            self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         any
     }

@@ -9,9 +9,9 @@ use super::Step;
 use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE,
-    IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_WC_LOC_LEN_ERR,
-    IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
+    IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_QPT_RC,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::keys;
@@ -39,11 +39,39 @@ impl Qp {
         }
     }
 
-    fn take_send(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+    /// The receive for the message at the front. The receive lock is held.
+    #[inline]
+    pub(in crate::soft::qp) fn next_receive(&self) -> Result<u32, Step> {
         let position = self.rq.done.load(Ordering::Relaxed);
-        if position == self.rq.tail.load(Ordering::Relaxed) {
-            return Step::NotReady;
+        if position != self.rq.tail.load(Ordering::Relaxed) {
+            return Ok(position);
         }
+        let Some(srq) = &self.srq else {
+            return Err(Step::NotReady);
+        };
+        if self.rq.is_full(position) {
+            return Err(Step::Full);
+        }
+        let is_listed = &self.responder.is_listed;
+        // What is lost without a receive does not wait for one.
+        let waits = self.qp_type == IBV_QPT_RC;
+        if srq.take(&self.rq) || (waits && srq.take_later(&self.rq, self.qpn, is_listed)) {
+            Ok(position)
+        } else {
+            Err(Step::NotReady)
+        }
+    }
+
+    /// The protection domain that receives are checked in: that of whoever they were posted to.
+    pub(in crate::soft::qp) fn recv_pd(&self) -> u32 {
+        self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
+    }
+
+    fn take_send(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
+        let position = match self.next_receive() {
+            Ok(position) => position,
+            Err(step) => return step,
+        };
         let buffers = self.rq.buffers(position);
         let room: u64 = buffers.clone().map(|sge| u64::from(sge.length)).sum();
         if u64::from(record.len) > room {
@@ -51,9 +79,9 @@ impl Qp {
                 .complete(position, Outcome::failed(IBV_WC_LOC_LEN_ERR));
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, None);
         }
+        let pd = self.recv_pd();
         let keys = &self.process.info().keys;
-        let writable =
-            |sge: &ibv_sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
+        let writable = |sge: &ibv_sge| access::check_local(keys, pd, sge, IBV_ACCESS_LOCAL_WRITE);
         match self.place(link, ring, at, record, buffers, writable) {
             Ok(()) if record.flags & ring::WITH_INV != 0 => {
                 self.take_invalidation(position, record)
@@ -91,10 +119,10 @@ impl Qp {
     }
 
     fn take_write_imm(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
-        let position = self.rq.done.load(Ordering::Relaxed);
-        if position == self.rq.tail.load(Ordering::Relaxed) {
-            return Step::NotReady;
-        }
+        let position = match self.next_receive() {
+            Ok(position) => position,
+            Err(step) => return step,
+        };
         if record.len > 0 {
             let granted = |sge: &ibv_sge| {
                 self.grants(
@@ -204,14 +232,14 @@ impl Qp {
         // SAFETY: the record's units hold `num_sge` elements, checked when it was decoded; any bytes
         // make an SGE.
         unsafe { copy::read_shared(sources.as_mut_ptr().cast(), ring.payload(at), bytes) };
-        let pd = Target(link.info().responder.0.target.load(Ordering::SeqCst)).pd();
+        let source_pd = Target(link.info().responder.0.target.load(Ordering::SeqCst)).pd();
         let mut left = len;
         for source in &sources[..count] {
             let piece = (source.length as usize).min(left);
             if piece == 0 {
                 continue;
             }
-            let reach = || access::resolve(link, pd, source.lkey, source.addr, piece, 0);
+            let reach = || access::resolve(link, source_pd, source.lkey, source.addr, piece, 0);
             let place = match reach() {
                 Ok(place) => place,
                 Err(Trouble::Unmapped(arena))

@@ -1,11 +1,12 @@
 //! What an end does with memory windows.
 
 use std::hash::{DefaultHasher, Hasher};
+use std::ptr;
 
 use verbs_sys::MwType;
 
 use super::*;
-use crate::support::command::{Bind, Window};
+use crate::support::command::{Bind, Refused, Window};
 
 impl Side {
     pub(super) fn capabilities(&self) -> u32 {

@@ -1,0 +1,294 @@
+//! Shared receive queues: receives that several queue pairs take from.
+//!
+//! A receive is taken when a message for it is at the front of a queue pair's ring, moves into that
+//! queue pair's own receive queue, and lives on there as any other. So completing and polling are as
+//! without sharing, and the shared part is one short lock for each message.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use super::epoch;
+use super::events::{AsyncEvents, Source};
+use super::process::Process;
+use super::qp::{MAX_SGE, MAX_WR, RecvQueue};
+use crate::ffi::{
+    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_async_event,
+    ibv_async_event_element, ibv_context, ibv_recv_wr, ibv_srq, ibv_srq_attr,
+};
+
+/// A shared receive queue. The C structure comes first: its address is the handle.
+#[repr(C)]
+pub(super) struct Srq {
+    srq: UnsafeCell<ibv_srq>,
+    process: Arc<Process>,
+    index: u32,
+    /// Whose keys the receives are checked with, whatever domain a queue pair is of.
+    pub(super) pd: u32,
+    max_wr: u32,
+    max_sge: u32,
+    /// Guards `receives` and `limit`. Held for the copy of one receive or of one posted chain.
+    lock: AtomicU64,
+    receives: RecvQueue,
+    /// The event is due when fewer receives than this are left; 0 when it is not wanted.
+    limit: AtomicU32,
+    /// Queue pairs whose front message has found no receive.
+    waiting: Mutex<VecDeque<u32>>,
+    /// How many those are, or were.
+    waiting_count: AtomicUsize,
+    /// Queue pairs made with it.
+    users: AtomicU32,
+    async_events: Source,
+}
+
+// SAFETY: the C structure is written only at creation; the rest is Send.
+unsafe impl Send for Srq {}
+// SAFETY: as for Send; the rest is Sync.
+unsafe impl Sync for Srq {}
+
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Srq")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    /// ibv_create_srq(3). The limit is not set at creation.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes the device does not have.
+    pub(super) fn new(
+        process: &Arc<Process>,
+        async_events: &Arc<AsyncEvents>,
+        pd: u32,
+        fields: ibv_srq,
+        attr: &ibv_srq_attr,
+    ) -> Result<Arc<Self>, Errno> {
+        if !(1..=MAX_WR).contains(&attr.max_wr) || attr.max_sge > MAX_SGE {
+            return Err(Errno::INVAL);
+        }
+        let index = process.srq_indices.take().ok_or(Errno::NOMEM)?;
+        Ok(Arc::new(Self {
+            srq: UnsafeCell::new(ibv_srq {
+                handle: index,
+                ..fields
+            }),
+            process: Arc::clone(process),
+            index,
+            pd,
+            max_wr: attr.max_wr,
+            max_sge: attr.max_sge,
+            lock: AtomicU64::new(0),
+            receives: RecvQueue::new(attr.max_wr, attr.max_sge),
+            limit: AtomicU32::new(0),
+            waiting: Mutex::default(),
+            waiting_count: AtomicUsize::new(0),
+            users: AtomicU32::new(0),
+            async_events: Source::new(async_events),
+        }))
+    }
+
+    pub(super) fn handle(&self) -> *mut ibv_srq {
+        self.srq.get()
+    }
+
+    pub(super) fn context(&self) -> *mut ibv_context {
+        // SAFETY: written at creation only.
+        unsafe { (*self.srq.get()).context }
+    }
+
+    pub(super) fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    pub(super) fn async_events(&self) -> &Source {
+        &self.async_events
+    }
+
+    /// A queue pair is made with it.
+    pub(super) fn attach(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A queue pair made with it has gone.
+    pub(super) fn detach(&self, qpn: u32) {
+        let mut waiting = self.waiting();
+        waiting.retain(|other| *other != qpn);
+        self.waiting_count.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        self.users.fetch_sub(1, Ordering::Release);
+    }
+
+    /// ibv_destroy_srq(3): the receives that are left are gone without a completion.
+    ///
+    /// # Errors
+    /// `EBUSY` while a queue pair uses it.
+    pub(super) fn retire(&self) -> Result<(), Errno> {
+        if self.users.load(Ordering::Acquire) != 0 {
+            return Err(Errno::BUSY);
+        }
+        self.async_events.retire();
+        self.process.srq_indices.give(self.index);
+        Ok(())
+    }
+
+    /// ibv_modify_srq(3): everything that the mask names, or nothing.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a new size: the device does not say that it can (`IBV_DEVICE_SRQ_RESIZE`).
+    pub(super) fn modify(&self, attr: &ibv_srq_attr, mask: u32) -> Result<(), Errno> {
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(Errno::INVAL);
+        }
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if mask & IBV_SRQ_LIMIT != 0 {
+            if attr.srq_limit > self.max_wr {
+                return Err(Errno::INVAL);
+            }
+            epoch::lock(&self.lock);
+            self.limit.store(attr.srq_limit, Ordering::Relaxed);
+            epoch::unlock(&self.lock);
+        }
+        Ok(())
+    }
+
+    /// ibv_query_srq(3).
+    pub(super) fn query(&self) -> ibv_srq_attr {
+        ibv_srq_attr {
+            max_wr: self.max_wr,
+            max_sge: self.max_sge,
+            srq_limit: self.limit.load(Ordering::Relaxed),
+        }
+    }
+
+    /// ibv_post_srq_recv(3) on a chain. Messages that waited for these receives are taken.
+    ///
+    /// # Safety
+    ///
+    /// `wr` leads a valid chain of requests whose lists are readable.
+    pub(super) unsafe fn post(
+        &self,
+        mut wr: *mut ibv_recv_wr,
+    ) -> Result<(), (i32, *mut ibv_recv_wr)> {
+        let mut result = Ok(());
+        epoch::lock(&self.lock);
+        // SAFETY: the chain is valid by the caller's promise.
+        while let Some(request) = unsafe { wr.as_ref() } {
+            // SAFETY: as above.
+            if let Err(code) = unsafe { self.receives.post_request(request, self.max_sge) } {
+                result = Err((code, wr));
+                break;
+            }
+            wr = request.next;
+        }
+        epoch::unlock(&self.lock);
+        self.serve_waiting();
+        result
+    }
+
+    /// Moves the oldest receive to a queue pair's own queue, which has room; `false` if there is
+    /// none. The queue pair's receive lock is held.
+    #[inline]
+    pub(super) fn take(&self, to: &RecvQueue) -> bool {
+        epoch::lock(&self.lock);
+        let left = self.receives.move_oldest(to);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let is_low = left.is_some_and(|left| left < limit);
+        if is_low {
+            self.limit.store(0, Ordering::Relaxed);
+        }
+        epoch::unlock(&self.lock);
+        if is_low {
+            self.async_events.raise(ibv_async_event {
+                element: ibv_async_event_element { srq: self.handle() },
+                event_type: IBV_EVENT_SRQ_LIMIT_REACHED,
+            });
+        }
+        left.is_some()
+    }
+
+    /// As [`take`](Self::take), for a message that has found no receive: the queue pair is
+    /// remembered, and served when one is posted. `is_listed` is its own flag for that.
+    #[cold]
+    pub(super) fn take_later(&self, to: &RecvQueue, qpn: u32, is_listed: &AtomicBool) -> bool {
+        if is_listed.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let mut waiting = self.waiting();
+        waiting.push_back(qpn);
+        self.waiting_count.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        // Whoever posts after this has taken the lock after us, and sees the count. Whoever posted
+        // before has left a receive.
+        self.take(to)
+    }
+
+    /// Serves queue pairs that wait, in their order, as long as there are receives.
+    fn serve_waiting(&self) {
+        while self.waiting_count.load(Ordering::Relaxed) != 0 && !self.receives.is_empty() {
+            let mut waiting = self.waiting();
+            let Some(qpn) = waiting.pop_front() else {
+                return;
+            };
+            self.waiting_count.store(waiting.len(), Ordering::Relaxed);
+            drop(waiting);
+            if let Some(qp) = self.process.qp(qpn) {
+                qp.receive_shared();
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<u32>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use crate::ffi::*;
+    use crate::soft::PROVIDER;
+
+    /// The handles keep an object alive as long as others need it, so this is for those who do
+    /// without them.
+    #[test]
+    fn what_is_in_use_is_not_destroyed() {
+        // SAFETY: each call gets live objects of the ones before, and places for its results.
+        unsafe {
+            let list = (PROVIDER.get_device_list)(ptr::null_mut());
+            let context = (PROVIDER.open_device)(*list);
+            (PROVIDER.free_device_list)(list);
+            let pd = (PROVIDER.alloc_pd)(context);
+            let cq = (PROVIDER.create_cq)(context, 4, ptr::null_mut(), ptr::null_mut(), 0);
+            let mut init = ibv_srq_init_attr::zeroed();
+            (init.attr.max_wr, init.attr.max_sge) = (4, 1);
+            let srq = (PROVIDER.create_srq)(pd, &mut init);
+            let mut init = ibv_qp_init_attr {
+                send_cq: cq,
+                recv_cq: cq,
+                srq,
+                qp_type: IBV_QPT_RC,
+                ..ibv_qp_init_attr::zeroed()
+            };
+            init.cap.max_recv_wr = 7;
+            let qp = (PROVIDER.create_qp)(pd, &mut init);
+            assert_eq!(init.cap.max_recv_wr, 0);
+            assert_eq!((*qp).srq, srq);
+            assert_eq!((PROVIDER.destroy_srq)(srq), libc::EBUSY);
+            assert_eq!((PROVIDER.destroy_qp)(qp), 0);
+            assert_eq!((PROVIDER.dealloc_pd)(pd), libc::EBUSY);
+            assert_eq!((PROVIDER.destroy_srq)(srq), 0);
+            assert_eq!((PROVIDER.destroy_cq)(cq), 0);
+            assert_eq!((PROVIDER.dealloc_pd)(pd), 0);
+            assert_eq!((PROVIDER.close_device)(context), 0);
+        }
+    }
+}
