@@ -80,6 +80,10 @@ pub fn render(report: &Report) -> String {
             one_sided(report),
         );
     }
+    text.push_str(
+        "\nFigures are medians over the rounds. Ratios are too: of each round's ratio, so they may differ from the quotient\n\
+         of two medians, most of all with --quick.\n",
+    );
     text
 }
 

@@ -22,6 +22,9 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
+/// The layer below, of which this crate's API has types.
+pub use verbs_sys;
+
 pub use buffer::{Buffer, Kind, Private, Shared};
 pub use error::{BuildError, PoolError, RangeError};
 pub use pool::{AtCeiling, Pool, PoolBuilder};

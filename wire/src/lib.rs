@@ -17,6 +17,9 @@ mod shared;
 mod talk;
 mod view;
 
+/// The layers below and the serializer, of which this crate's API has types and traits.
+pub use {mr_pool, rkyv, verbs_sys};
+
 pub use archive::{Cause, Decoder, Encode, Encoder, View};
 pub use config::{Config, ConfigError};
 pub use encode::{EncodeError, encode, encode_raw, encode_with_body};
