@@ -316,7 +316,7 @@ impl RecvQueue {
     /// # Safety
     ///
     /// The request's list is readable.
-    #[inline]
+    #[inline(always)]
     pub(in crate::soft) unsafe fn post_request(
         &self,
         request: &ibv_recv_wr,

@@ -19,6 +19,7 @@ use crate::soft::layout::Target;
 use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring};
 use crate::soft::mw::{Progress, Refused};
+use crate::soft::srq::Srq;
 
 impl Qp {
     pub(super) fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
@@ -40,15 +41,20 @@ impl Qp {
     }
 
     /// The receive for the message at the front. The receive lock is held.
-    #[inline]
+    #[inline(always)]
     pub(in crate::soft::qp) fn next_receive(&self) -> Result<u32, Step> {
         let position = self.rq.done.load(Ordering::Relaxed);
         if position != self.rq.tail.load(Ordering::Relaxed) {
             return Ok(position);
         }
-        let Some(srq) = &self.srq else {
-            return Err(Step::NotReady);
-        };
+        match &self.srq {
+            None => Err(Step::NotReady),
+            Some(srq) => self.take_shared(srq, position),
+        }
+    }
+
+    /// Moves a shared receive to this position of our own queue, where nothing is posted.
+    fn take_shared(&self, srq: &Srq, position: u32) -> Result<u32, Step> {
         if self.rq.is_full(position) {
             return Err(Step::Full);
         }
