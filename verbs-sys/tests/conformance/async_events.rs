@@ -1,7 +1,13 @@
 //! Asynchronous events. rdma_rxe raises few of those that the standard asks for, so most of these
 //! tests are of the software device alone.
 
-use verbs_sys::{AccessFlags, QpState, WcStatus, ffi};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use verbs_sys::{
+    AccessFlags, AsyncEventKind, PathOptions, QpAttrMask, QpState, QueuePairInit, WcStatus, ffi,
+    find_device,
+};
 
 use crate::support::{
     ALL_ACCESS, Ends, MemoryKind, Placement, QpSetup, Queue, Recv, Request, scripts,
@@ -181,4 +187,54 @@ fn the_death_of_an_idle_peer_is_told() {
     ends.kill_b();
     ends.a.expect_async_event(ffi::IBV_EVENT_QP_FATAL, link.a);
     ends.a.await_state(link.a, QpState::Err);
+}
+
+/// Whoever holds an event may look at its queue pair: its destruction waits.
+#[test]
+fn destruction_waits_for_the_acknowledgement() {
+    let device = find_device(None).expect("no device");
+    if !device.is_software() {
+        return;
+    }
+    let context = device.open().expect("the device does not open");
+    let pd = context.alloc_pd().expect("no protection domain");
+    let cq = context.create_cq(4, None).expect("no completion queue");
+    let (gid_index, _) = context.choose_gid(1).expect("no address");
+    let path = PathOptions {
+        gid_index,
+        ..PathOptions::default()
+    };
+    let qp = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let peer = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    qp.to_init(AccessFlags::empty(), 1).unwrap();
+    qp.to_rtr(&peer.endpoint(&path, 1).unwrap(), &path).unwrap();
+    qp.to_rts(2, &path).unwrap();
+    let attr = ffi::ibv_qp_attr {
+        qp_state: ffi::IBV_QPS_SQD,
+        en_sqd_async_notify: 1,
+        ..ffi::ibv_qp_attr::zeroed()
+    };
+    let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+    qp.modify(&attr, mask).unwrap();
+    let event = context.next_async_event().expect("no event");
+    assert_eq!(*event.kind(), AsyncEventKind::SqDrained(qp.qp_num()));
+    let (begun, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.store(true, Ordering::Release);
+            drop(qp);
+            gone.store(true, Ordering::Release);
+        });
+        while !begun.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        // It has as long as this takes to go wrong.
+        for _ in 0..1000 {
+            assert!(context.try_get_async_event().unwrap().is_none());
+            thread::yield_now();
+        }
+        assert!(!gone.load(Ordering::Acquire));
+        drop(event);
+    });
+    assert!(gone.load(Ordering::Acquire));
 }
