@@ -108,6 +108,23 @@ pub struct DeregisterError {
     pub source: io::Error,
 }
 
+/// ibv_rereg_mr(3) failed; the region is given back.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "ibv_rereg_mr of the region with rkey {:#x} failed{}; a bound window gives EBUSY, wrong rights or \
+     none of the flags EINVAL, memory that is not there EFAULT",
+    .region.rkey(),
+    if *.is_usable { "" } else { ", and it can only be deregistered" }
+)]
+pub struct ReregisterError {
+    /// The region.
+    pub region: crate::MemoryRegion,
+    /// Whether the region is what it was. Otherwise it must not be used, only dropped.
+    pub is_usable: bool,
+    /// The system's error.
+    pub source: io::Error,
+}
+
 /// Posting the bind of a memory window failed; the window is as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) sent: Vec<(ibv_send_wr, ibv_sge)>,
     /// Receive requests posted.
     pub(crate) received: Vec<(ibv_recv_wr, ibv_sge)>,
+    /// Changes of regions: their flags.
+    pub(crate) reregistered: Vec<u32>,
     /// Binds of windows, with the flags and the length.
     pub(crate) bound: Vec<(u64, u32, u64)>,
     /// What the next polls give.
@@ -190,6 +192,22 @@ static PROVIDER: Provider = Provider {
             ..ibv_mr::zeroed()
         };
         Box::into_raw(Box::new(mr))
+    },
+    rereg_mr: |mr, flags, pd, addr, length, _| {
+        if with(|state| state.busy.contains(&"rereg")) {
+            set_errno(libc::EBUSY);
+            return ffi::IBV_REREG_MR_ERR_CMD;
+        }
+        // SAFETY: the region is alive.
+        let mr = unsafe { &mut *mr };
+        if flags as u32 & ffi::IBV_REREG_MR_CHANGE_PD != 0 {
+            mr.pd = pd;
+        }
+        if flags as u32 & ffi::IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
+            (mr.addr, mr.length) = (addr, length);
+        }
+        with(|state| state.reregistered.push(flags as u32));
+        0
     },
     dereg_mr: |mr| gone("mr", mr),
     create_ah: |pd, _| {

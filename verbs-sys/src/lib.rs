@@ -35,10 +35,10 @@ pub use cq::CompletionQueue;
 pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
 pub use error::{
     AsyncEventError, BindError, CreateError, DeregisterError, DeviceError, EventError, MemoryError,
-    PollError, QueuePairError, RawPostError, SharedReceiveQueueError,
+    PollError, QueuePairError, RawPostError, ReregisterError, SharedReceiveQueueError,
 };
 pub use memory::HostMemory;
-pub use mr::{AccessFlags, MemoryRegion};
+pub use mr::{AccessFlags, MemoryRegion, Rereg};
 pub use mw::{BindInfo, MemoryWindow, MwType};
 pub use pd::ProtectionDomain;
 pub use qp::{

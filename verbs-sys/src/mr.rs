@@ -1,9 +1,12 @@
 //! Registered memory.
 
-use std::{fmt, mem, ptr::NonNull};
+use std::{
+    fmt, io, mem,
+    ptr::{self, NonNull},
+};
 
 use crate::{
-    DeregisterError, HostMemory, ProtectionDomain,
+    DeregisterError, HostMemory, ProtectionDomain, ReregisterError,
     error::{check, log_destroy},
     ffi::{self, ibv_mr},
 };
@@ -25,6 +28,17 @@ bitflags::bitflags! {
         /// it.
         const MW_BIND = ffi::IBV_ACCESS_MW_BIND;
     }
+}
+
+/// What [`MemoryRegion::rereg`] changes of a region. What is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rereg<'a> {
+    /// The memory, all of which it covers then.
+    pub memory: Option<&'a HostMemory>,
+    /// The protection domain.
+    pub pd: Option<&'a ProtectionDomain>,
+    /// What may be done to it.
+    pub access: Option<AccessFlags>,
 }
 
 /// A registered memory region. Dropping it deregisters it.
@@ -129,6 +143,118 @@ impl MemoryRegion {
                 region: self,
                 source,
             }),
+        }
+    }
+
+    /// Changes the region; ibv_rereg_mr(3). Accesses under way have ended when it returns. The keys
+    /// may be others afterwards.
+    ///
+    /// # Errors
+    /// [`ReregisterError`], with the region. Among others, while a window is bound to it, and for a
+    /// region of [`ProtectionDomain::reg_mr`] that gets no memory here.
+    pub fn rereg(self, change: Rereg<'_>) -> Result<Self, ReregisterError> {
+        if change.memory.or(self.memory.as_ref()).is_none() {
+            return Err(ReregisterError {
+                region: self,
+                is_usable: true,
+                source: io::ErrorKind::InvalidInput.into(),
+            });
+        }
+        let range = change.memory.map(|memory| (memory.addr(), memory.len()));
+        // SAFETY: the region keeps the memory alive, and no safe code sees its bytes.
+        unsafe { self.change(range, change) }
+    }
+
+    /// The same with a range that the caller answers for, if `range` is given.
+    ///
+    /// # Safety
+    /// As for [`ProtectionDomain::reg_mr`], for the range and the rights that the region then has.
+    ///
+    /// # Errors
+    /// [`ReregisterError`], with the region.
+    pub unsafe fn rereg_mr(
+        self,
+        range: Option<(*mut u8, usize)>,
+        pd: Option<&ProtectionDomain>,
+        access: Option<AccessFlags>,
+    ) -> Result<Self, ReregisterError> {
+        let memory = None;
+        let change = Rereg { memory, pd, access };
+        // SAFETY: by the caller's promise.
+        unsafe { self.change(range, change) }
+    }
+
+    /// # Safety
+    /// As for [`rereg_mr`](Self::rereg_mr), or `change.memory` covers the range.
+    unsafe fn change(
+        mut self,
+        range: Option<(*mut u8, usize)>,
+        change: Rereg<'_>,
+    ) -> Result<Self, ReregisterError> {
+        let context = self.pd.context().clone();
+        let pd = change.pd.unwrap_or(&self.pd);
+        if !pd.context().is_same(&context) {
+            return Err(ReregisterError {
+                region: self,
+                is_usable: true,
+                source: io::ErrorKind::InvalidInput.into(),
+            });
+        }
+        let mut flags = 0;
+        for (is_changed, flag) in [
+            (range.is_some(), ffi::IBV_REREG_MR_CHANGE_TRANSLATION),
+            (change.pd.is_some(), ffi::IBV_REREG_MR_CHANGE_PD),
+            (change.access.is_some(), ffi::IBV_REREG_MR_CHANGE_ACCESS),
+        ] {
+            if is_changed {
+                flags |= flag;
+            }
+        }
+        let (addr, len) = range.unwrap_or((ptr::null_mut(), 0));
+        let access = change.access.unwrap_or_default().bits();
+        // SAFETY: the region and the domain are alive and of one context; the device itself checks
+        // the range.
+        let code = unsafe {
+            (context.provider().rereg_mr)(
+                self.raw.as_ptr(),
+                flags.cast_signed(),
+                pd.as_raw(),
+                addr.cast(),
+                len,
+                access.cast_signed(),
+            )
+        };
+        // Read before anything changes it.
+        let source = io::Error::last_os_error();
+        match code {
+            0 | ffi::IBV_REREG_MR_ERR_DO_FORK_OLD => {
+                if code != 0 {
+                    tracing::warn!(error = %source, "the old range stays hidden from children");
+                }
+                if let Some(pd) = change.pd {
+                    self.pd = pd.clone();
+                }
+                if range.is_some() {
+                    self.memory = change.memory.cloned();
+                }
+                Ok(self)
+            }
+            code => {
+                let is_usable = context.device().is_software()
+                    || matches!(
+                        code,
+                        ffi::IBV_REREG_MR_ERR_INPUT | ffi::IBV_REREG_MR_ERR_DONT_FORK_NEW
+                    );
+                if !is_usable {
+                    // Nobody knows which memory the device has now.
+                    mem::forget(change.memory.cloned());
+                }
+                Err(ReregisterError {
+                    region: self,
+                    is_usable,
+                    source,
+                })
+            }
         }
     }
 

@@ -55,6 +55,9 @@ pub(crate) struct Provider {
     pub(crate) dealloc_pd: unsafe fn(*mut ibv_pd) -> c_int,
     /// ibv_reg_mr(3).
     pub(crate) reg_mr: unsafe fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    /// ibv_rereg_mr(3): 0, or an `IBV_REREG_MR_ERR_*` and `errno`.
+    pub(crate) rereg_mr:
+        unsafe fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int,
     /// ibv_dereg_mr(3).
     pub(crate) dereg_mr: unsafe fn(*mut ibv_mr) -> c_int,
 

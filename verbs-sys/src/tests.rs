@@ -140,6 +140,63 @@ fn binds_are_checked_for_what_libibverbs_checks_inline() {
 }
 
 #[test]
+fn a_region_that_is_changed_keeps_what_it_has_then() {
+    let context = fake::open();
+    let (one, two) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
+    let memory = context.alloc_memory(4096).unwrap();
+    let other = context.alloc_memory(8192).unwrap();
+    let region = one.reg_memory(&memory, AccessFlags::empty()).unwrap();
+    fake::with(|state| state.busy.push("rereg"));
+    let change = Rereg {
+        memory: Some(&other),
+        pd: Some(&two),
+        access: Some(AccessFlags::REMOTE_READ),
+    };
+    let lost = context.alloc_memory(4096).unwrap();
+    let memory_too = Rereg {
+        memory: Some(&lost),
+        ..change
+    };
+    let error = region.rereg(memory_too).unwrap_err();
+    assert_eq!(error.source.raw_os_error(), Some(libc::EBUSY));
+    assert!(!error.is_usable && error.region.len() == 4096);
+    fake::with(|state| state.busy.clear());
+    let region = error.region.rereg(change).unwrap();
+    assert_eq!(region.len(), 8192);
+    assert_eq!(region.protection_domain().as_raw(), two.as_raw());
+    let all = ffi::IBV_REREG_MR_CHANGE_TRANSLATION
+        | ffi::IBV_REREG_MR_CHANGE_PD
+        | ffi::IBV_REREG_MR_CHANGE_ACCESS;
+    let access = Rereg {
+        access: Some(AccessFlags::empty()),
+        ..Rereg::default()
+    };
+    let region = region.rereg(access).unwrap();
+    let asked = fake::with(|state| state.reregistered.clone());
+    assert_eq!(asked, [all, ffi::IBV_REREG_MR_CHANGE_ACCESS]);
+    drop((one, memory));
+    assert_eq!(destroyed(), ["pd", "memory"]);
+    drop((two, other, lost, context));
+    drop(region);
+    // What the device may have taken over is never freed, nor is its context.
+    assert_eq!(destroyed()[2..], ["mr", "pd", "memory"]);
+
+    let (context, elsewhere) = (fake::open(), fake::open().alloc_pd().unwrap());
+    let mut bytes = [0_u8; 8];
+    let pd = context.alloc_pd().unwrap();
+    // SAFETY: nobody uses the bytes while they are registered.
+    let region = unsafe { pd.reg_mr(bytes.as_mut_ptr(), 8, AccessFlags::empty()) }.unwrap();
+    let error = region.rereg(access).unwrap_err();
+    assert!(error.is_usable);
+    // SAFETY: as above.
+    let error = unsafe { error.region.rereg_mr(None, Some(&elsewhere), None) }.unwrap_err();
+    assert!(error.is_usable);
+    // SAFETY: as above.
+    let region = unsafe { error.region.rereg_mr(None, None, access.access) }.unwrap();
+    assert_eq!(region.len(), 8);
+}
+
+#[test]
 fn deregister_frees_the_memory() {
     let context = fake::open();
     let memory = context.alloc_memory(4096).unwrap();

@@ -1,7 +1,7 @@
 //! Protection domains, memory regions and windows, address handles: ibv_alloc_pd(3), ibv_reg_mr(3),
 //! ibv_alloc_mw(3), ibv_create_ah(3).
 
-use core::ffi::{c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 
 use super::{ibv_context, ibv_gid};
 
@@ -50,6 +50,31 @@ pub struct ibv_mr {
     pub lkey: u32,
     /// Key for remote access.
     pub rkey: u32,
+}
+
+c_enum! {
+    /// What ibv_rereg_mr(3) changes.
+    ibv_rereg_mr_flags: c_uint {
+        IBV_REREG_MR_CHANGE_TRANSLATION = 1,
+        IBV_REREG_MR_CHANGE_PD = 1 << 1,
+        IBV_REREG_MR_CHANGE_ACCESS = 1 << 2,
+    }
+}
+
+c_enum! {
+    /// How ibv_rereg_mr(3) fails.
+    ibv_rereg_mr_err_code: c_int {
+        /// The arguments are wrong; the region is as before.
+        IBV_REREG_MR_ERR_INPUT = -1,
+        /// The new range cannot be kept from child processes; the region is as before.
+        IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
+        /// The region is as wanted, but the old range is still kept from child processes.
+        IBV_REREG_MR_ERR_DO_FORK_OLD = -3,
+        /// The device refused; the region is good for nothing but deregistering.
+        IBV_REREG_MR_ERR_CMD = -4,
+        /// The same, and the new range is still kept from child processes.
+        IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
+    }
 }
 
 c_enum! {

@@ -63,6 +63,10 @@ pub(crate) static PROVIDER: Provider = Provider {
         // SAFETY: see above.
         unsafe { sys::ibv_reg_mr(pd.cast(), addr, len, access).cast() }
     },
+    rereg_mr: |mr, flags, pd, addr, len, access| {
+        // SAFETY: see above.
+        unsafe { sys::ibv_rereg_mr(mr.cast(), flags, pd.cast(), addr, len, access) }
+    },
     // SAFETY: see above.
     dereg_mr: |mr| unsafe { sys::ibv_dereg_mr(mr.cast()) },
     // SAFETY: see above.

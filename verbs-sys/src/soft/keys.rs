@@ -161,6 +161,11 @@ impl Allocator {
         fence(Ordering::SeqCst);
     }
 
+    /// Takes a revocation back: the fields are still those of the key.
+    pub(super) fn restore(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
+        keys[(key >> 8) as usize].live.store(key, Ordering::Release);
+    }
+
     /// Lets the slot of a revoked key be used again.
     pub(super) fn recycle(&self, key: u32) {
         self.slots.give(key >> 8);

@@ -50,6 +50,7 @@ pub(crate) static PROVIDER: Provider = Provider {
     alloc_pd: objects::alloc_pd,
     dealloc_pd: objects::dealloc_pd,
     reg_mr: objects::reg_mr,
+    rereg_mr: objects::rereg_mr,
     dereg_mr: objects::dereg_mr,
     create_ah: objects::create_ah,
     destroy_ah: objects::destroy_ah,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
-pub(super) use self::regions::{dereg_mr, reg_mr};
+pub(super) use self::regions::{dereg_mr, reg_mr, rereg_mr};
 
 use super::ah::{self, Ah};
 use super::channel::Channel;

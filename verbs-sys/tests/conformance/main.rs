@@ -18,6 +18,7 @@ mod peers;
 mod protection;
 mod queues;
 mod registration;
+mod reregistration;
 mod srq;
 mod state;
 mod support;

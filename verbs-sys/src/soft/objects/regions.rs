@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::super::device::context;
+use super::super::device::{Context, context};
 use super::super::keys::Range;
 use super::super::process::Process;
 use super::super::qp::{Bind, Qp};
 use super::super::segment;
-use super::{Pd, pointer};
+use super::{Pd, pointer, set_errno};
 use crate::ffi::*;
 
 /// Access flags that this device knows; hints are accepted and have no effect.
@@ -46,32 +46,11 @@ pub(in crate::soft) unsafe fn reg_mr(
     let began = Instant::now();
     pointer(context.process().and_then(|process| {
         let access = access as u32;
-        let remote_change = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
-        if access & !KNOWN_ACCESS != 0 || (remote_change && access & IBV_ACCESS_LOCAL_WRITE == 0) {
-            return Err(Errno::INVAL);
-        }
-        segment::populate(start as u64, len, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
-        let addr = start as u64;
-        let arena = process.arenas.containing(addr, len);
-        let key = process.keys.publish(
-            &process.info().keys,
-            Range {
-                access,
-                pd: pd.id,
-                arena: arena.as_ref().map_or(0, |arena| arena.id),
-                addr,
-                len: len as u64,
-                offset: arena.map_or(0, |arena| addr - arena.mapping.as_ptr() as u64),
-            },
-        )?;
+        let range = prepare(process, pd.id, start as u64, len, access)?;
+        let key = process.keys.publish(&process.info().keys, range)?;
         process.pinned.fetch_add(len as u64, Ordering::Relaxed);
         pd.children.fetch_add(1, Ordering::Relaxed);
-        if let Some(cost) = context.options.registration_cost {
-            let cost = cost.of(len);
-            while began.elapsed() < cost {
-                std::hint::spin_loop();
-            }
-        }
+        spend(context, began, len);
         let mr = ibv_mr {
             context: pd.pd.context,
             pd: handle,
@@ -108,6 +87,120 @@ pub(in crate::soft) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
         .children
         .fetch_sub(1, Ordering::Release);
     0
+}
+
+/// Checks what a region shall be, and has its pages.
+fn prepare(process: &Process, pd: u32, addr: u64, len: usize, access: u32) -> Result<Range, Errno> {
+    let remote_change = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+    if access & !KNOWN_ACCESS != 0 || (remote_change && access & IBV_ACCESS_LOCAL_WRITE == 0) {
+        return Err(Errno::INVAL);
+    }
+    segment::populate(addr, len, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let arena = process.arenas.containing(addr, len);
+    Ok(Range {
+        access,
+        pd,
+        arena: arena.as_ref().map_or(0, |arena| arena.id),
+        addr,
+        len: len as u64,
+        offset: arena.map_or(0, |arena| addr - arena.mapping.as_ptr() as u64),
+    })
+}
+
+/// Takes as long as the options say that registration takes.
+fn spend(context: &Context, began: Instant, len: usize) {
+    if let Some(cost) = context.options.registration_cost {
+        let cost = cost.of(len);
+        while began.elapsed() < cost {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// ibv_rereg_mr(3): all or nothing. The key stays. Operations in flight have ended when it returns,
+/// and the next ones find what is new.
+pub(in crate::soft) unsafe fn rereg_mr(
+    handle: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    start: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    let flags = flags as u32;
+    let known =
+        IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+    let is_moved = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+    if flags == 0 || flags & !known != 0 || (is_moved && len == 0) {
+        set_errno(Errno::INVAL);
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    // SAFETY: see above; a region that is being changed is not used by other calls.
+    let region = unsafe { &mut *handle.cast::<Mr>() };
+    let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+        pd
+    } else {
+        region.mr.pd
+    };
+    let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
+        access as u32
+    } else {
+        region.access
+    };
+    let (start, len) = if is_moved {
+        (start, len)
+    } else {
+        (region.mr.addr, region.mr.length)
+    };
+    // SAFETY: see above.
+    match unsafe { change(region, pd, (start, len), access) } {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(error);
+            IBV_REREG_MR_ERR_CMD
+        }
+    }
+}
+
+/// # Safety
+///
+/// The region and the domain are live objects of this provider.
+unsafe fn change(
+    region: &mut Mr,
+    handle: *mut ibv_pd,
+    (start, len): (*mut c_void, usize),
+    access: u32,
+) -> Result<(), Errno> {
+    // SAFETY: by the caller's promise.
+    let new = unsafe { handle.cast::<Pd>().as_ref() }.ok_or(Errno::INVAL)?;
+    if new.pd.context != region.mr.context {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: a region's context outlives it.
+    let context = unsafe { context(region.mr.context) };
+    let process = context.process()?;
+    let began = Instant::now();
+    let (keys, key) = (&process.info().keys, region.mr.lkey);
+    let range = prepare(process, new.id, start as u64, len, access)?;
+    withdraw(process, key, region.access)?;
+    if let Err(error) = process.quiesce() {
+        // What is not over may see the old region, so that is what there is.
+        process.keys.restore(keys, key);
+        return Err(error);
+    }
+    process.keys.publish_as(keys, key, range);
+    let former = region.mr.length as u64;
+    process.pinned.fetch_add(len as u64, Ordering::Relaxed);
+    process.pinned.fetch_sub(former, Ordering::Relaxed);
+    new.children.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: a region's domain outlives it.
+    unsafe { &*region.mr.pd.cast::<Pd>() }
+        .children
+        .fetch_sub(1, Ordering::Release);
+    region.mr.pd = handle;
+    (region.mr.addr, region.mr.length, region.access) = (start, len, access);
+    spend(context, began, len);
+    Ok(())
 }
 
 /// Makes a region's key dead, unless a window is bound to it.

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use verbs_sys::{PathOptions, SendFlags, Sge, WcOpcode, WcStatus, ffi};
 
+use super::windows::Bind;
+
 /// Where the memory of an end comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryKind {
@@ -132,7 +134,7 @@ pub struct Destination {
 
 impl Request {
     /// A signaled request.
-    fn new(opcode: u32, elements: &[Element], target: Target) -> Self {
+    pub fn new(opcode: u32, elements: &[Element], target: Target) -> Self {
         Self {
             wr_id: 0,
             opcode,
@@ -190,23 +192,6 @@ impl Request {
         }
     }
 
-    /// `rkey` is a key of the peer.
-    pub fn send_inv(elements: &[Element], rkey: u32) -> Self {
-        let request = Self::new(ffi::IBV_WR_SEND_WITH_INV, elements, Target::default());
-        Self {
-            imm: rkey,
-            ..request
-        }
-    }
-
-    pub fn local_inv(rkey: u32) -> Self {
-        let request = Self::new(ffi::IBV_WR_LOCAL_INV, &[], Target::default());
-        Self {
-            imm: rkey,
-            ..request
-        }
-    }
-
     pub fn id(self, wr_id: u64) -> Self {
         Self { wr_id, ..self }
     }
@@ -238,24 +223,6 @@ impl Request {
             ..self
         }
     }
-}
-
-/// A memory window of an end: an index there, and its first key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
-    pub id: usize,
-    pub rkey: u32,
-}
-
-/// What to bind a window to.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Bind {
-    pub wr_id: u64,
-    /// Index of the region, if any.
-    pub region: Option<usize>,
-    pub addr: u64,
-    pub len: u64,
-    pub access: u32,
 }
 
 /// A receive request.
@@ -419,6 +386,19 @@ pub enum Command {
     Deregister { region: usize },
     /// `Option<i32>`: the error
     TryDeregister { region: usize },
+    /// `Result<Region, i32>`: changes it, with new zeroed bytes if a length is given
+    Rereg {
+        region: usize,
+        len: Option<usize>,
+        pd: Option<usize>,
+        access: Option<u32>,
+    },
+    /// `Bytes`: what was there before a region got new bytes
+    LoadFormer {
+        region: usize,
+        offset: usize,
+        len: usize,
+    },
     /// `u32`, the `device_cap_flags`
     Capabilities,
     /// `Window`, of type 1 or 2

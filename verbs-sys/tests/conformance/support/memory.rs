@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
 use verbs_sys::{
-    AccessFlags, Context, HostMemory, MemoryError, MemoryRegion, ProtectionDomain, copy,
+    AccessFlags, Context, HostMemory, MemoryError, MemoryRegion, ProtectionDomain, Rereg, copy,
 };
 
 use super::command::MemoryKind;
@@ -13,11 +13,29 @@ pub struct Memory {
     /// Goes before the bytes do.
     region: Option<MemoryRegion>,
     bytes: Bytes,
+    /// What the region covered before it was changed.
+    former: Vec<Bytes>,
 }
 
 enum Bytes {
     Device(HostMemory),
     Heap(Heap),
+}
+
+impl Bytes {
+    fn new(context: &Context, kind: MemoryKind, len: usize) -> Result<Self, MemoryError> {
+        Ok(match kind {
+            MemoryKind::Device => Self::Device(context.alloc_memory(len)?),
+            MemoryKind::Heap => Self::Heap(Heap::new(len)),
+        })
+    }
+
+    fn start(&self) -> *mut u8 {
+        match self {
+            Self::Device(memory) => memory.addr(),
+            Self::Heap(heap) => heap.start(),
+        }
+    }
 }
 
 impl Memory {
@@ -28,28 +46,65 @@ impl Memory {
         len: usize,
         access: AccessFlags,
     ) -> Result<Self, MemoryError> {
-        let (bytes, region) = match kind {
-            MemoryKind::Device => {
-                let memory = Self::allocate(pd.context(), len)?;
-                let region = pd.reg_memory(&memory, access)?;
-                (Bytes::Device(memory), region)
-            }
-            MemoryKind::Heap => {
-                let heap = Heap::new(len);
-                // SAFETY: the heap memory outlives the region and is accessed through raw
-                // pointers only.
-                let region = unsafe { pd.reg_mr(heap.start(), len, access) }?;
-                (Bytes::Heap(heap), region)
-            }
+        let bytes = Bytes::new(pd.context(), kind, len)?;
+        let region = match &bytes {
+            Bytes::Device(memory) => pd.reg_memory(memory, access)?,
+            // SAFETY: the heap memory outlives the region and is accessed through raw pointers only.
+            Bytes::Heap(heap) => unsafe { pd.reg_mr(heap.start(), len, access) }?,
         };
         Ok(Self {
             region: Some(region),
             bytes,
+            former: Vec::new(),
         })
     }
 
-    fn allocate(context: &Context, len: usize) -> Result<HostMemory, MemoryError> {
-        context.alloc_memory(len)
+    /// Changes the region; the error if that fails.
+    pub fn rereg(
+        &mut self,
+        kind: MemoryKind,
+        len: Option<usize>,
+        pd: Option<&ProtectionDomain>,
+        access: Option<AccessFlags>,
+    ) -> Result<(), i32> {
+        let region = self.region.take().expect("the region was deregistered");
+        let context = region.protection_domain().context();
+        let new = len.map(|len| Bytes::new(context, kind, len).expect("no memory"));
+        let changed = match &new {
+            Some(Bytes::Device(memory)) => region.rereg(Rereg {
+                memory: Some(memory),
+                pd,
+                access,
+            }),
+            Some(Bytes::Heap(heap)) => {
+                let range = (heap.start(), heap.len);
+                // SAFETY: as in `register`.
+                unsafe { region.rereg_mr(Some(range), pd, access) }
+            }
+            // SAFETY: as in `register`.
+            None => unsafe { region.rereg_mr(None, pd, access) },
+        };
+        match changed {
+            Ok(region) => {
+                self.region = Some(region);
+                self.former
+                    .extend(new.map(|new| std::mem::replace(&mut self.bytes, new)));
+                Ok(())
+            }
+            Err(error) => {
+                self.region = Some(error.region);
+                Err(error.source.raw_os_error().unwrap_or(0))
+            }
+        }
+    }
+
+    /// Bytes that the region covered before it last got others.
+    pub fn load_former(&self, offset: usize, len: usize) -> Vec<u8> {
+        let former = self.former.last().expect("was never changed");
+        let mut bytes = vec![0; len];
+        // SAFETY: inside the memory, as far as the test knows; no reference covers it.
+        unsafe { copy::read_shared(bytes.as_mut_ptr(), former.start().add(offset), len) };
+        bytes
     }
 
     pub fn region(&self) -> &MemoryRegion {
@@ -70,10 +125,7 @@ impl Memory {
     }
 
     fn start(&self) -> *mut u8 {
-        match &self.bytes {
-            Bytes::Device(memory) => memory.addr(),
-            Bytes::Heap(heap) => heap.start(),
-        }
+        self.bytes.start()
     }
 
     pub fn len(&self) -> usize {

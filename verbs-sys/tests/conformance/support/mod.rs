@@ -14,16 +14,16 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use verbs_sys::{AccessFlags, QpState, WcStatus, ffi};
 
-use self::{command::Bytes, process::Process, side::Side};
 pub use self::{
     command::{
-        Address, AsyncEvent, Bind, Command, Completion, Destination, Element, MemoryKind, Qp,
-        QpSetup, Queue, Recv, Refused, Region, Request, Srq, Target, Window,
+        Address, AsyncEvent, Bytes, Command, Completion, Destination, Element, MemoryKind, Qp,
+        QpSetup, Queue, Recv, Refused, Region, Request, Srq, Target,
     },
     process::serve_if_asked,
     side::PATIENCE,
-    windows::BINDABLE,
+    windows::{BINDABLE, Bind, Window},
 };
+use self::{process::Process, side::Side};
 
 /// Everything that a region can allow.
 pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE

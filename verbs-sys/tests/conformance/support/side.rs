@@ -1,6 +1,7 @@
 //! One end, in the process where it lives.
 
 mod windows;
+mod workers;
 
 use std::{
     thread,
@@ -93,6 +94,17 @@ impl Side {
             Command::TryDeregister { region } => {
                 return json(self.memories[region].try_deregister());
             }
+            Command::Rereg {
+                region,
+                len,
+                pd,
+                access,
+            } => return json(self.rereg(region, len, pd, access)),
+            Command::LoadFormer {
+                region,
+                offset,
+                len,
+            } => return json(Bytes(self.memories[region].load_former(offset, len))),
             Command::Capabilities => return json(self.capabilities()),
             Command::AllocMw { pd, kind } => return json(self.alloc_mw(pd, kind)),
             Command::BindMw { qp, window, bind } => return json(self.bind_mw(qp, window, bind)),
@@ -392,73 +404,6 @@ impl Side {
             qp_num,
             srq,
         })
-    }
-
-    /// Runs `work` in one thread for each queue pair, with 8 bytes of `results` for each.
-    fn in_threads<T: std::marker::Send>(
-        &self,
-        qps: &[usize],
-        results: usize,
-        work: impl Fn(&Pair, &Memory, usize) -> T + Sync,
-    ) -> Vec<T> {
-        let (work, memory) = (&work, &self.memories[results]);
-        thread::scope(|scope| {
-            let start = |(index, qp): (usize, &usize)| {
-                let pair = self.pair(*qp);
-                scope.spawn(move || work(pair, memory, 8 * index))
-            };
-            let threads: Vec<_> = qps.iter().enumerate().map(start).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("a thread panicked"))
-                .collect()
-        })
-    }
-
-    fn fetch_adds(&self, qps: &[usize], results: usize, target: Target, count: usize) -> Vec<u64> {
-        let found = self.in_threads(qps, results, |pair, memory, offset| {
-            let add = |_| {
-                let request = Request::fetch_add(element(memory, offset, 8), target, 1);
-                transfer(pair, &request);
-                word(memory, offset)
-            };
-            (0..count).map(add).collect::<Vec<u64>>()
-        });
-        found.concat()
-    }
-
-    fn compare_swaps(&self, qps: &[usize], results: usize, target: Target, count: usize) {
-        self.in_threads(qps, results, |pair, memory, offset| {
-            let result = element(memory, offset, 8);
-            for _ in 0..count {
-                transfer(pair, &Request::read(&[result], target));
-                loop {
-                    let expected = word(memory, offset);
-                    let new = expected.wrapping_add(1);
-                    transfer(pair, &Request::compare_swap(result, target, expected, new));
-                    if word(memory, offset) == expected {
-                        break;
-                    }
-                }
-            }
-        });
-    }
-
-    fn write_until_refused(&self, qp: usize, source: usize, target: Target) -> u32 {
-        let (pair, memory) = (self.pair(qp), &self.memories[source]);
-        let deadline = Instant::now() + PATIENCE;
-        let mut value = 0_u64;
-        while Instant::now() < deadline {
-            value += 1;
-            memory.store(0, &value.to_ne_bytes());
-            let request = Request::write(&[element(memory, 0, 8)], target);
-            post_send(&pair.qp, &[], &[request]).expect("cannot post");
-            let completion = wait(&pair.send_cq);
-            if completion.status() != WcStatus::Success {
-                return completion.raw_status();
-            }
-        }
-        panic!("the target stayed open");
     }
 }
 

@@ -1,11 +1,49 @@
 //! How a test drives memory windows.
 
+use serde::{Deserialize, Serialize};
 use verbs_sys::{AccessFlags, WcStatus, ffi};
 
-use super::{Bind, Command, End, Qp, Queue, Refused, Region, Window};
+use super::{Command, Element, End, Qp, Queue, Refused, Region, Request, Target};
 
 /// What a region needs so that a window can allow everything.
 pub const BINDABLE: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::MW_BIND);
+
+/// A memory window of an end: an index there, and its first key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    pub id: usize,
+    pub rkey: u32,
+}
+
+/// What to bind a window to.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Bind {
+    pub wr_id: u64,
+    /// Index of the region, if any.
+    pub region: Option<usize>,
+    pub addr: u64,
+    pub len: u64,
+    pub access: u32,
+}
+
+impl Request {
+    /// `rkey` is a key of the peer.
+    pub fn send_inv(elements: &[Element], rkey: u32) -> Self {
+        let request = Self::new(ffi::IBV_WR_SEND_WITH_INV, elements, Target::default());
+        Self {
+            imm: rkey,
+            ..request
+        }
+    }
+
+    pub fn local_inv(rkey: u32) -> Self {
+        let request = Self::new(ffi::IBV_WR_LOCAL_INV, &[], Target::default());
+        Self {
+            imm: rkey,
+            ..request
+        }
+    }
+}
 
 impl Region {
     /// A part of it for a window.

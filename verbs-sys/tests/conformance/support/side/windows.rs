@@ -1,4 +1,4 @@
-//! What an end does with memory windows.
+//! What an end does with memory windows, and to its regions.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ptr;
@@ -6,7 +6,8 @@ use std::ptr;
 use verbs_sys::MwType;
 
 use super::*;
-use crate::support::command::{Bind, Refused, Window};
+use crate::support::command::Refused;
+use crate::support::windows::{Bind, Window};
 
 impl Side {
     pub(super) fn capabilities(&self) -> u32 {
@@ -26,6 +27,27 @@ impl Side {
         };
         self.windows.push(Some(window));
         answer
+    }
+
+    pub(super) fn rereg(
+        &mut self,
+        region: usize,
+        len: Option<usize>,
+        pd: Option<usize>,
+        access: Option<u32>,
+    ) -> Result<Region, i32> {
+        let pd = pd.map(|pd| &self.pds[pd]);
+        let access = access.map(AccessFlags::from_bits_retain);
+        let memory = &mut self.memories[region];
+        memory.rereg(self.memory, len, pd, access)?;
+        let now = memory.region();
+        Ok(Region {
+            id: region,
+            addr: now.addr(),
+            len: now.len(),
+            lkey: now.lkey(),
+            rkey: now.rkey(),
+        })
     }
 
     fn window(&mut self, window: usize) -> &mut MemoryWindow {
@@ -94,46 +116,10 @@ impl Side {
         })
     }
 
-    pub(super) fn batter(
-        &self,
-        qps: &[usize],
-        sources: &[usize],
-        target: Target,
-        len: usize,
-    ) -> Vec<u32> {
-        thread::scope(|scope| {
-            let start = |(qp, source): (&usize, &usize)| {
-                let (pair, memory) = (self.pair(*qp), &self.memories[*source]);
-                scope.spawn(move || batter(pair, memory, target, len))
-            };
-            let threads: Vec<_> = qps.iter().zip(sources).map(start).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, u32>| {
-                thread.join().expect("a thread panicked")
-            };
-            threads.into_iter().map(join).collect()
-        })
-    }
-
     pub(super) fn digest(&self, region: usize) -> u64 {
         let memory = &self.memories[region];
         let mut hasher = DefaultHasher::new();
         hasher.write(&memory.load(0, memory.len()));
         hasher.finish()
     }
-}
-
-fn batter(pair: &Pair, memory: &Memory, target: Target, len: usize) -> u32 {
-    let deadline = Instant::now() + PATIENCE;
-    let request = Request::write(&[element(memory, 0, len as u32)], target);
-    let mut byte = 0_u8;
-    while Instant::now() < deadline {
-        byte = byte % 250 + 1;
-        memory.fill(byte);
-        post_send(&pair.qp, &[], std::slice::from_ref(&request)).expect("cannot post");
-        let completion = wait(&pair.send_cq);
-        if completion.status() != WcStatus::Success {
-            return completion.raw_status();
-        }
-    }
-    panic!("the target stayed open");
 }
