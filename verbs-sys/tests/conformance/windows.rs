@@ -23,14 +23,18 @@ const REMOTE: AccessFlags = ALL_ACCESS.difference(AccessFlags::LOCAL_WRITE);
 const START: usize = 4096 + 24;
 const LEN: usize = 8192;
 
+// rdma_rxe says that it has windows, but checks the region's bounds where it should check the
+// window's (Linux 6.1), and the library for it follows the null region of an unbind. So far these
+// tests are for the software device.
+
 fn has_type_1(ends: &mut Ends) -> bool {
-    ends.b.is_capable(IBV_DEVICE_MEM_WINDOW)
+    ends.is_software() && ends.b.is_capable(IBV_DEVICE_MEM_WINDOW)
 }
 
 /// Type 2B, and the means to invalidate its keys.
 fn has_type_2(ends: &mut Ends) -> bool {
     let flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS;
-    ends.b.is_capable(flags)
+    ends.is_software() && ends.b.is_capable(flags)
 }
 
 fn at(region: Region, offset: usize, rkey: u32) -> Target {
