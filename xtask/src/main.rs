@@ -1,4 +1,4 @@
-//! The project's one driver: `cargo xtask bench | test | vm`.
+//! The project's one driver: `cargo xtask bench | conformance | test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod conformance;
 mod test;
 mod vm;
 mod workspace;
@@ -26,6 +27,8 @@ struct Cli {
 enum Command {
     /// Build a release and measure put and get between two processes
     Bench(bench::Bench),
+    /// Run the verbs conformance suite on every kind of link, or write its record
+    Conformance(conformance::Conformance),
     /// Check format, lints and docs, and run every test
     Test(test::Test),
     /// Boot a stock kernel in an emulator and run tests there on its software RDMA device `rxe0`
@@ -35,6 +38,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
+        Command::Conformance(conformance) => conformance.run(),
         Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
         Command::Vm(vm) => vm.run(),
     };

@@ -18,7 +18,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use self::emulator::Machine;
-use self::guest::{Outcome, Step};
+use self::guest::Outcome;
+pub use self::guest::Step;
 use crate::workspace::Workspace;
 
 /// Arguments of `cargo xtask vm`.
@@ -56,21 +57,15 @@ impl Vm {
             return Ok(ExitCode::SUCCESS);
         }
         let workspace = Workspace::locate()?;
-        let sh = &workspace.shell;
-        packages::check(sh, self.command.is_empty() && !self.prepare)?;
-
-        let folder = workspace.target.join("vm");
-        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-        let kernel = kernel::unpack(sh, &folder)?;
-        let launcher = emulator::install_launcher(sh, &folder)?;
-
+        packages::check(&workspace.shell, self.command.is_empty() && !self.prepare)?;
+        let bed = Bed::prepare(&workspace)?;
         if self.prepare {
             return Ok(ExitCode::SUCCESS);
         }
 
         let results = match &self.out {
             Some(out) => Workspace::absolute(out)?,
-            None => folder.join("results"),
+            None => bed.folder.join("results"),
         };
         empty(&results)?;
         let limit = Duration::from_secs(self.timeout * 60);
@@ -84,26 +79,67 @@ impl Vm {
                 limit,
             }]
         };
-        guest::write_script(&results, &steps)?;
-
-        eprintln!(
-            "booting {} in an emulator; its results: {}",
-            kernel.name,
-            results.display()
-        );
-        let machine = Machine {
-            launcher,
-            kernel: kernel.image,
-            memory: self.memory,
-            cpus: self.cpus,
-            home: folder.join("home"),
-        };
-        let status = machine.run(sh, &results, &steps, limit)?;
-
-        let outcomes = guest::read_outcomes(&results, status)?;
+        let size = (self.memory, self.cpus);
+        let outcomes = bed.run(&workspace, &results, &steps, size, limit)?;
         report(&outcomes);
         let failed = outcomes.iter().find(|outcome| outcome.status != 0);
         Ok(ExitCode::from(failed.map_or(0, |outcome| outcome.status)))
+    }
+}
+
+/// Runs one command in the guest, and returns the path of its log.
+pub fn run_step(workspace: &Workspace, step: Step) -> Result<PathBuf> {
+    packages::check(&workspace.shell, true)?;
+    let bed = Bed::prepare(workspace)?;
+    let results = bed.folder.join("results");
+    empty(&results)?;
+    let (log, limit) = (results.join(step.log()), step.limit);
+    bed.run(workspace, &results, &[step], ("2G".into(), 2), limit)?;
+    Ok(log)
+}
+
+/// What a guest is made of.
+struct Bed {
+    folder: PathBuf,
+    kernel: kernel::Kernel,
+    launcher: PathBuf,
+}
+
+impl Bed {
+    fn prepare(workspace: &Workspace) -> Result<Self> {
+        let sh = &workspace.shell;
+        let folder = workspace.target.join("vm");
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        Ok(Self {
+            kernel: kernel::unpack(sh, &folder)?,
+            launcher: emulator::install_launcher(sh, &folder)?,
+            folder,
+        })
+    }
+
+    fn run(
+        self,
+        workspace: &Workspace,
+        results: &Path,
+        steps: &[Step],
+        (memory, cpus): (String, u32),
+        limit: Duration,
+    ) -> Result<Vec<Outcome>> {
+        guest::write_script(results, steps)?;
+        eprintln!(
+            "booting {} in an emulator; its results: {}",
+            self.kernel.name,
+            results.display()
+        );
+        let machine = Machine {
+            launcher: self.launcher,
+            kernel: self.kernel.image,
+            memory,
+            cpus,
+            home: self.folder.join("home"),
+        };
+        let status = machine.run(&workspace.shell, results, steps, limit)?;
+        guest::read_outcomes(results, status)
     }
 }
 

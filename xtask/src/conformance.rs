@@ -1,0 +1,164 @@
+//! `cargo xtask conformance`: one suite on every kind of link and on the kernel's device, and the
+//! public record of how they compare.
+
+mod record;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use xshell::cmd;
+
+use self::record::{Leg, Verdict, parse};
+use crate::vm;
+use crate::workspace::Workspace;
+
+/// Arguments of `cargo xtask conformance`.
+#[derive(Args)]
+pub struct Conformance {
+    /// Run this leg only; can be given several times [default: all of the software device]
+    #[arg(long = "leg", value_name = "NAME")]
+    legs: Vec<LegName>,
+    /// Run every leg, rxe0 too, and write the record of it to docs/conformance.md
+    #[arg(long, conflicts_with = "legs")]
+    write: bool,
+}
+
+/// Where the two ends of a test are, and what their memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LegName {
+    /// soft0 within one process, memory of the device
+    Local,
+    /// soft0 within one process, memory from the heap
+    LocalHeap,
+    /// soft0 between two processes, memory of the device: shared, copied by the initiator
+    Shm,
+    /// soft0 between two processes, memory from the heap: process_vm_readv(2) and writev
+    Cma,
+    /// The Linux kernel's rdma_rxe, in an emulated machine, all four ways
+    Rxe0,
+}
+
+impl LegName {
+    const SOFTWARE: [Self; 4] = [Self::Local, Self::LocalHeap, Self::Shm, Self::Cma];
+
+    /// How the tests of a leg end, but for those that are about one process and its memory alone.
+    fn suffix(self) -> Option<&'static str> {
+        match self {
+            Self::Local => Some("::one_process_device_memory"),
+            Self::LocalHeap => Some("::one_process_heap_memory"),
+            Self::Shm => Some("::two_processes_device_memory"),
+            Self::Cma => Some("::two_processes_heap_memory"),
+            Self::Rxe0 => None,
+        }
+    }
+
+    fn title(self) -> String {
+        let name = self.to_possible_value();
+        name.map_or_else(String::new, |name| name.get_name().to_owned())
+    }
+}
+
+impl Conformance {
+    /// Runs the legs; the exit status is 1 if a test failed on any.
+    pub fn run(self) -> Result<ExitCode> {
+        let workspace = Workspace::locate()?;
+        let names = if self.write {
+            let all = LegName::SOFTWARE.into_iter().chain([LegName::Rxe0]);
+            all.collect()
+        } else if self.legs.is_empty() {
+            LegName::SOFTWARE.to_vec()
+        } else {
+            self.legs
+        };
+        let mut legs = Vec::new();
+        for name in names {
+            let verdicts = match name {
+                LegName::Rxe0 => on_rxe0(&workspace)?,
+                name => on_soft0(&workspace, name)?,
+            };
+            let leg = Leg {
+                name: name.title(),
+                verdicts,
+            };
+            println!("{:<12} {}", leg.name, leg.summary());
+            for (test, _) in leg.failures() {
+                println!("{:<12} failed: {test}", "");
+            }
+            legs.push(leg);
+        }
+        if self.write {
+            let path = workspace.root.join("docs/conformance.md");
+            fs::write(&path, record::render(&legs))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            println!("wrote {}", path.display());
+        }
+        let failed = legs.iter().any(|leg| leg.failures().next().is_some());
+        Ok(ExitCode::from(u8::from(failed)))
+    }
+}
+
+/// The executable of the suite.
+fn suite(workspace: &Workspace, rdma_core: bool) -> Result<crate::workspace::TestBinary> {
+    let binaries = workspace.build_tests(&["verbs-sys"], rdma_core)?;
+    let mut suites = binaries.into_iter();
+    suites
+        .find(|binary| binary.name == "conformance")
+        .context("cargo built no conformance suite")
+}
+
+fn on_soft0(workspace: &Workspace, name: LegName) -> Result<Vec<Verdict>> {
+    let suite = suite(workspace, false)?;
+    let sh = &workspace.shell;
+    let executable = &suite.executable;
+    let _directory = sh.push_dir(&suite.directory);
+    let suffix = name.suffix().unwrap_or_default();
+    // What is about one process alone is part of the first leg.
+    let filter: Vec<&str> = if name == LegName::Local {
+        let others = LegName::SOFTWARE.into_iter().filter(|other| *other != name);
+        let others = others.filter_map(LegName::suffix);
+        others.flat_map(|suffix| ["--skip", suffix]).collect()
+    } else {
+        vec![suffix]
+    };
+    let output = cmd!(sh, "{executable} {filter...}")
+        .env("VERBS_DEVICE", "soft0")
+        .quiet()
+        .ignore_status()
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let verdicts = parse(&text);
+    ensure!(
+        !verdicts.is_empty(),
+        "the suite ran no test ({}): {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let counted = verdicts.iter().all(|verdict| verdict.passed);
+    if counted != output.status.success() {
+        bail!("the suite ended with {} after:\n{text}", output.status);
+    }
+    Ok(verdicts)
+}
+
+fn on_rxe0(workspace: &Workspace) -> Result<Vec<Verdict>> {
+    let suite = suite(workspace, true)?;
+    let step = vm::Step {
+        name: "conformance".into(),
+        directory: suite.directory,
+        command: vec![suite.executable.to_string_lossy().into_owned()],
+        limit: Duration::from_secs(20 * 60),
+    };
+    let log = vm::run_step(workspace, step)?;
+    read(&log)
+}
+
+fn read(log: &Path) -> Result<Vec<Verdict>> {
+    let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let verdicts = parse(&String::from_utf8_lossy(&text));
+    ensure!(!verdicts.is_empty(), "no test ran; see {}", log.display());
+    Ok(verdicts)
+}
