@@ -154,7 +154,7 @@ impl MemoryWindow {
         let mut bind = ibv_mw_bind {
             wr_id,
             send_flags: flags.bits() | ffi::IBV_SEND_SIGNALED,
-            bind_info: info.map_or(ibv_mw_bind_info::zeroed(), BindInfo::to_raw),
+            bind_info: info.map_or_else(|| self.nothing(), BindInfo::to_raw),
         };
         // libibverbs does this check in an inline function.
         // SAFETY: the window is alive.
@@ -172,6 +172,18 @@ impl MemoryWindow {
         self.regions
             .extend(info.map(|info| Arc::clone(info.region)));
         Ok(())
+    }
+
+    /// What unbinds. It names a region all the same if there is one: rdma-core's provider of
+    /// `rdma_rxe` looks into it whatever the length.
+    fn nothing(&self) -> ibv_mw_bind_info {
+        ibv_mw_bind_info {
+            mr: self
+                .regions
+                .last()
+                .map_or(ptr::null_mut(), |region| region.as_raw()),
+            ..ibv_mw_bind_info::zeroed()
+        }
     }
 
     /// A signaled request that binds a window of type 2 under `rkey`, which differs from
