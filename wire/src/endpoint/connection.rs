@@ -3,11 +3,10 @@
 mod receive;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use mr_pool::{Buffer, Pool};
 use verbs_sys::owned::{OwnedQueuePair, Rejected, WorkKind};
-use verbs_sys::{RemoteAddr, SendFlags, WcStatus, WorkCompletion};
+use verbs_sys::{SendFlags, WcStatus, WorkCompletion};
 
 use super::socket::Socket;
 use crate::bring_up::EXTRA_SENDS;
@@ -251,68 +250,6 @@ impl Connection {
         }
     }
 
-    /// Posts a READ.
-    #[inline]
-    pub(crate) fn read(
-        &mut self,
-        buffer: Buffer,
-        range: Range<usize>,
-        remote: RemoteAddr,
-        token: u64,
-    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
-        if let Err(kind) = self.check_room(1) {
-            return Err((kind, Some(buffer)));
-        }
-        let posted = self.qp.read(buffer, range, remote);
-        self.operation(posted, token)
-    }
-
-    /// Posts several READs, of which only the last is announced.
-    #[inline]
-    pub(crate) fn read_chain(
-        &mut self,
-        buffer: Buffer,
-        parts: &[(Range<usize>, RemoteAddr)],
-        token: u64,
-    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
-        if let Err(kind) = self.check_room(parts.len()) {
-            return Err((kind, Some(buffer)));
-        }
-        let posted = self.qp.read_chain(buffer, parts);
-        self.operation(posted, token)
-    }
-
-    /// Posts a WRITE.
-    #[inline]
-    pub(crate) fn write(
-        &mut self,
-        buffer: Buffer,
-        range: Range<usize>,
-        remote: RemoteAddr,
-        token: u64,
-    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
-        if let Err(kind) = self.check_room(1) {
-            return Err((kind, Some(buffer)));
-        }
-        let posted = self.qp.write(buffer, range, remote, None);
-        self.operation(posted, token)
-    }
-
-    /// Posts several WRITEs, of which only the last is announced.
-    #[inline]
-    pub(crate) fn write_chain(
-        &mut self,
-        buffer: Buffer,
-        parts: &[(Range<usize>, RemoteAddr)],
-        token: u64,
-    ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
-        if let Err(kind) = self.check_room(parts.len()) {
-            return Err((kind, Some(buffer)));
-        }
-        let posted = self.qp.write_chain(buffer, parts);
-        self.operation(posted, token)
-    }
-
     #[inline]
     fn check_room(&self, requests: usize) -> Result<(), OperationErrorKind> {
         if self.is_ending() {
@@ -324,13 +261,20 @@ impl Connection {
         }
     }
 
+    /// Posts READs or WRITEs, so many of them, of which the last is announced.
     #[inline]
-    fn operation(
+    pub(crate) fn operate(
         &mut self,
-        posted: Result<u64, Rejected<Buffer>>,
+        requests: usize,
+        buffer: Buffer,
         token: u64,
+        post: impl FnOnce(&mut OwnedQueuePair<Buffer>, Buffer) -> Result<u64, Rejected<Buffer>>,
     ) -> Result<(), (OperationErrorKind, Option<Buffer>)> {
         use verbs_sys::owned::PostError;
+        if let Err(kind) = self.check_room(requests) {
+            return Err((kind, Some(buffer)));
+        }
+        let posted = post(&mut self.qp, buffer);
         let Err(rejected) = posted else {
             self.tokens.push_back(token);
             return Ok(());

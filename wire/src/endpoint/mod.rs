@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use mr_pool::{Buffer, Pool, PoolError};
 use rustix::event::{EventfdFlags, eventfd};
+use verbs_sys::owned::{OwnedQueuePair, Rejected};
 use verbs_sys::{ProtectionDomain, RemoteAddr, WorkCompletion};
 
 use crate::bring_up::{EXTRA_SENDS, Port};
@@ -298,8 +299,8 @@ impl Endpoint {
         remote: RemoteAddr,
         token: u64,
     ) -> Result<(), OperationError> {
-        self.operate("read", conn, buffer, |connection, buffer| {
-            connection.read(buffer, range, remote, token)
+        self.operate("read", conn, (buffer, token), 1, |qp, buffer| {
+            qp.read(buffer, range, remote)
         })
     }
 
@@ -320,8 +321,8 @@ impl Endpoint {
         parts: &[(Range<usize>, RemoteAddr)],
         token: u64,
     ) -> Result<(), OperationError> {
-        self.operate("read", conn, buffer, |connection, buffer| {
-            connection.read_chain(buffer, parts, token)
+        self.operate("read", conn, (buffer, token), parts.len(), |qp, buffer| {
+            qp.read_chain(buffer, parts)
         })
     }
 
@@ -340,8 +341,8 @@ impl Endpoint {
         remote: RemoteAddr,
         token: u64,
     ) -> Result<(), OperationError> {
-        self.operate("write", conn, buffer, |connection, buffer| {
-            connection.write(buffer, range, remote, token)
+        self.operate("write", conn, (buffer, token), 1, |qp, buffer| {
+            qp.write(buffer, range, remote, None)
         })
     }
 
@@ -361,8 +362,8 @@ impl Endpoint {
         parts: &[(Range<usize>, RemoteAddr)],
         token: u64,
     ) -> Result<(), OperationError> {
-        self.operate("write", conn, buffer, |connection, buffer| {
-            connection.write_chain(buffer, parts, token)
+        self.operate("write", conn, (buffer, token), parts.len(), |qp, buffer| {
+            qp.write_chain(buffer, parts)
         })
     }
 
@@ -371,8 +372,9 @@ impl Endpoint {
         &mut self,
         operation: &'static str,
         conn: ConnectionId,
-        buffer: Buffer,
-        post: impl FnOnce(&mut Connection, Buffer) -> Result<(), (OperationErrorKind, Option<Buffer>)>,
+        (buffer, token): (Buffer, u64),
+        requests: usize,
+        post: impl FnOnce(&mut OwnedQueuePair<Buffer>, Buffer) -> Result<u64, Rejected<Buffer>>,
     ) -> Result<(), OperationError> {
         let Some(connection) = self.connections.get_mut(conn) else {
             let kind = OperationErrorKind::UnknownConnection;
@@ -382,7 +384,7 @@ impl Endpoint {
                 buffer: Some(buffer),
             });
         };
-        match post(connection, buffer) {
+        match connection.operate(requests, buffer, token, post) {
             Ok(()) => {
                 self.stats.operations += 1;
                 Ok(())
