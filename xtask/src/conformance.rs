@@ -124,7 +124,7 @@ fn on_soft0(workspace: &Workspace, name: LegName) -> Result<Vec<Verdict>> {
     } else {
         vec![suffix]
     };
-    let output = cmd!(sh, "{executable} {filter...}")
+    let output = cmd!(sh, "{executable} --show-output {filter...}")
         .env("VERBS_DEVICE", "soft0")
         .quiet()
         .ignore_status()
@@ -149,7 +149,10 @@ fn on_rxe0(workspace: &Workspace) -> Result<Vec<Verdict>> {
     let step = vm::Step {
         name: "conformance".into(),
         directory: suite.directory,
-        command: vec![suite.executable.to_string_lossy().into_owned()],
+        command: vec![
+            suite.executable.to_string_lossy().into_owned(),
+            "--show-output".into(),
+        ],
         limit: Duration::from_secs(20 * 60),
     };
     let log = vm::run_step(workspace, step)?;

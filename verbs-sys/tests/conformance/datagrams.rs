@@ -42,7 +42,7 @@ scripts! {
     /// An IPv4 port puts an IPv4 header into the last 20 of the 40 bytes.
     fn the_header_names_both_ports(ends: &mut Ends) {
         let (link, to) = ends.datagrams(QKEY, QKEY);
-        if !ends.is_software() {
+        if ends.leaves_out() {
             return;
         }
         ends.b.post_recv(link.b, &[Recv::new(1, &[link.b_mem.sge(0, 100)])]);
@@ -69,7 +69,7 @@ scripts! {
     /// A queue key with the highest bit stands for the sender's own. rdma_rxe sends it as it is.
     fn a_privileged_queue_key_is_the_senders(ends: &mut Ends) {
         let (link, to) = ends.datagrams(QKEY, QKEY);
-        if !ends.is_software() {
+        if ends.leaves_out() {
             return;
         }
         let own = Destination { qkey: 1 << 31, ..to };
@@ -86,7 +86,7 @@ scripts! {
         ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 8)]).id(2).to(to));
         // A poll takes what has come, and drops it. A packet of a real device may be under way.
         ends.b.assert_idle(link.b, Queue::Recv);
-        if !ends.is_software() {
+        if ends.leaves_out() {
             return;
         }
         ends.b.post_recv(link.b, &[Recv::new(3, &[link.b_mem.sge(0, 100)])]);
@@ -131,7 +131,7 @@ scripts! {
     /// Datagrams have no operations but SEND, and no more bytes than a packet.
     fn what_a_datagram_cannot_do_is_refused(ends: &mut Ends) {
         let (link, to) = ends.datagrams(QKEY, QKEY);
-        if !ends.is_software() {
+        if ends.leaves_out() {
             // A kernel device finds out later, each in its own way.
             return;
         }
@@ -197,7 +197,7 @@ mod unreliable {
         /// Whatever the peer thinks of it, the sender succeeds.
         fn what_the_peer_refuses_is_lost(ends: &mut Ends) {
             let link = ends.link_with(setup(), setup());
-            if !ends.is_software() {
+            if ends.leaves_out() {
                 // When a kernel device drops a packet is not for a test to know.
                 return;
             }
@@ -220,7 +220,7 @@ mod unreliable {
 
         fn there_are_no_reads_and_no_atomics(ends: &mut Ends) {
             let link = ends.link_with(setup(), setup());
-            if !ends.is_software() {
+            if ends.leaves_out() {
                 return;
             }
             for request in [

@@ -123,7 +123,7 @@ scripts! {
     /// A queue pair that was connected anew to another peer is not the old one's any more. On a
     /// wire nothing but the packet sequence number tells the two apart.
     fn an_old_peer_is_not_answered(ends: &mut Ends) {
-        if !ends.is_software() {
+        if ends.leaves_out() {
             return;
         }
         let link = ends.link_with(hasty(), QpSetup::default());

@@ -1,6 +1,6 @@
 //! What a run of the suite says, and the document made of several.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// How one test ended.
@@ -10,6 +10,8 @@ pub struct Verdict {
     pub test: String,
     /// Whether it passed.
     pub passed: bool,
+    /// Whether all or the rest of it was left out on this device.
+    pub left_out: bool,
 }
 
 /// One run of the suite.
@@ -27,10 +29,17 @@ impl Leg {
         failed.map(|verdict| (verdict.test.as_str(), verdict))
     }
 
+    fn left_out(&self) -> usize {
+        let out = |verdict: &&Verdict| verdict.passed && verdict.left_out;
+        self.verdicts.iter().filter(out).count()
+    }
+
     /// So many of so many.
     pub fn summary(&self) -> String {
         let (all, failed) = (self.verdicts.len(), self.failures().count());
-        format!("{} of {all} passed", all - failed)
+        let left_out = self.left_out();
+        let passed = all - failed - left_out;
+        format!("{passed} of {all} passed, {left_out} left out at least in part")
     }
 }
 
@@ -47,10 +56,29 @@ pub fn parse(output: &str) -> Vec<Verdict> {
         Some(Verdict {
             test: test.to_owned(),
             passed,
+            left_out: false,
         })
     };
-    output.lines().filter_map(verdict).collect()
+    let mut verdicts: Vec<Verdict> = output.lines().filter_map(verdict).collect();
+    // Behind the verdicts, the output of each test under its name.
+    let mut left_out = BTreeSet::new();
+    let mut current = None;
+    for line in output.lines() {
+        let title = line.strip_prefix("---- ");
+        if let Some(test) = title.and_then(|line| line.strip_suffix(" stdout ----")) {
+            current = Some(test);
+        } else if line == LEFT_OUT {
+            left_out.extend(current);
+        }
+    }
+    for verdict in &mut verdicts {
+        verdict.left_out = left_out.contains(verdict.test.as_str());
+    }
+    verdicts
 }
+
+/// What a test says that is left out on a device, or its rest.
+const LEFT_OUT: &str = "left out on this device";
 
 /// Where the ends are, in the name of a test.
 const PLACES: [&str; 4] = [
@@ -66,20 +94,33 @@ fn behaviour(test: &str) -> &str {
     place.unwrap_or(test)
 }
 
+/// What a leg says of a behaviour: the worst of its tests.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Cell {
+    Holds,
+    LeftOut,
+    Fails,
+}
+
 /// The document.
 pub fn render(legs: &[Leg]) -> String {
     let mut text = include_str!("head.md").to_owned();
     // Writing to a string does not fail.
-    let _ = writeln!(text, "\n| leg | tests | passed |\n|---|---|---|");
+    let _ = writeln!(
+        text,
+        "\n| leg | tests | passed | left out, at least in part |\n|---|---|---|---|"
+    );
     for leg in legs {
         let (all, failed) = (leg.verdicts.len(), leg.failures().count());
-        let _ = writeln!(text, "| {} | {all} | {} |", leg.name, all - failed);
+        let left_out = leg.left_out();
+        let passed = all - failed - left_out;
+        let _ = writeln!(text, "| {} | {all} | {passed} | {left_out} |", leg.name);
     }
     text.push('\n');
     text.push_str(include_str!("differences.md"));
     text.push_str("\n## Every behaviour\n");
 
-    let mut table: BTreeMap<&str, BTreeMap<&str, Vec<Option<bool>>>> = BTreeMap::new();
+    let mut table: BTreeMap<&str, BTreeMap<&str, Vec<Option<Cell>>>> = BTreeMap::new();
     for (column, leg) in legs.iter().enumerate() {
         for verdict in &leg.verdicts {
             let behaviour = behaviour(&verdict.test);
@@ -89,8 +130,12 @@ pub fn render(legs: &[Leg]) -> String {
             }
             let row = table.entry(module).or_default().entry(name);
             let row = row.or_insert_with(|| vec![None; legs.len()]);
-            let held = row[column].unwrap_or(true) && verdict.passed;
-            row[column] = Some(held);
+            let cell = match (verdict.passed, verdict.left_out) {
+                (false, _) => Cell::Fails,
+                (true, true) => Cell::LeftOut,
+                (true, false) => Cell::Holds,
+            };
+            row[column] = row[column].max(Some(cell));
         }
     }
     for (module, rows) in table {
@@ -103,9 +148,10 @@ pub fn render(legs: &[Leg]) -> String {
         let _ = writeln!(text, "| | {} |", names.join(" | "));
         let _ = writeln!(text, "|---|{}", "---|".repeat(legs.len()));
         for (name, cells) in rows {
-            let cell = |held: Option<bool>| match held {
-                Some(true) => "yes",
-                Some(false) => "**no**",
+            let cell = |cell: Option<Cell>| match cell {
+                Some(Cell::Holds) => "yes",
+                Some(Cell::LeftOut) => "left out",
+                Some(Cell::Fails) => "**no**",
                 None => "",
             };
             let cells: Vec<&str> = cells.into_iter().map(cell).collect();
@@ -138,13 +184,19 @@ test a::holds::two_processes_heap_memory ... FAILED
 test a::takes_long has been running for over 60 seconds
 test other_process ... ok
 test a::is_left_out ... ignored
+test a::in_part::one_process_heap_memory ... ok
+
+successes:
+
+---- a::in_part::one_process_heap_memory stdout ----
+left out on this device
 ";
 
     #[test]
     fn only_ends_of_tests_count() {
         let leg = leg("x", OUTPUT);
-        assert_eq!(leg.verdicts.len(), 3);
-        assert_eq!(leg.summary(), "2 of 3 passed");
+        assert_eq!(leg.verdicts.len(), 4);
+        assert_eq!(leg.summary(), "2 of 4 passed, 1 left out at least in part");
         let failed: Vec<&str> = leg.failures().map(|(test, _)| test).collect();
         assert_eq!(failed, ["a::holds::two_processes_heap_memory"]);
     }
@@ -159,13 +211,16 @@ test a::is_left_out ... ignored
             leg("two", OUTPUT),
         ];
         let text = render(&legs);
-        assert!(text.contains("| one | 1 | 1 |\n| two | 3 | 2 |"), "{text}");
+        assert!(
+            text.contains("| one | 1 | 1 | 0 |\n| two | 4 | 2 | 1 |"),
+            "{text}"
+        );
         assert!(
             text.contains("### a, b\n\n| | one | two |\n|---|---|---|\n| it holds | yes |  |"),
             "{text}"
         );
         assert!(
-            text.contains("### a\n\n| | one | two |\n|---|---|---|\n| holds |  | **no** |"),
+            text.contains("### a\n\n| | one | two |\n|---|---|---|\n| holds |  | **no** |\n| in part |  | left out |"),
             "{text}"
         );
         assert!(!text.contains("other process"));

@@ -25,6 +25,11 @@ pub use self::{
 };
 use self::{process::Process, side::Side};
 
+/// Tells the record of what was tested that a test, or its rest, is left out.
+pub fn say_left_out() {
+    println!("left out on this device");
+}
+
 /// Everything that a region can allow.
 pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
@@ -93,6 +98,16 @@ impl Ends {
     /// Whether this is the software device, which does everything by the book.
     pub fn is_software(&mut self) -> bool {
         self.a.call(Command::IsSoftware)
+    }
+
+    /// Whether the rest of a test is left out, being about the software device, or what others do
+    /// each in their own way. The output says so, for the record of what was tested.
+    pub fn leaves_out(&mut self) -> bool {
+        let leaves = !self.is_software();
+        if leaves {
+            say_left_out();
+        }
+        leaves
     }
 
     /// Connects a new queue pair of each end, and registers 64 KiB for everything at each end.
