@@ -4,17 +4,16 @@
 mod record;
 
 use std::fs;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use xshell::cmd;
 
 use self::record::{Leg, Verdict, parse};
 use crate::vm;
-use crate::workspace::Workspace;
+use crate::workspace::{TestBinary, Workspace};
 
 /// Arguments of `cargo xtask conformance`.
 #[derive(Args)]
@@ -74,18 +73,26 @@ impl Conformance {
         } else {
             self.legs
         };
+        let mut on_software = None;
         let mut legs = Vec::new();
         for name in names {
             let verdicts = match name {
                 LegName::Rxe0 => on_rxe0(&workspace)?,
-                name => on_soft0(&workspace, name)?,
+                name => {
+                    // Built once, for all legs.
+                    let suite = match &mut on_software {
+                        Some(suite) => suite,
+                        none => none.insert(suite(&workspace, false)?),
+                    };
+                    on_soft0(&workspace, suite, name)?
+                }
             };
             let leg = Leg {
                 name: name.title(),
                 verdicts,
             };
             println!("{:<12} {}", leg.name, leg.summary());
-            for (test, _) in leg.failures() {
+            for test in leg.failures() {
                 println!("{:<12} failed: {test}", "");
             }
             legs.push(leg);
@@ -102,7 +109,7 @@ impl Conformance {
 }
 
 /// The executable of the suite.
-fn suite(workspace: &Workspace, rdma_core: bool) -> Result<crate::workspace::TestBinary> {
+fn suite(workspace: &Workspace, rdma_core: bool) -> Result<TestBinary> {
     let binaries = workspace.build_tests(&["verbs-sys"], rdma_core)?;
     let mut suites = binaries.into_iter();
     suites
@@ -110,8 +117,7 @@ fn suite(workspace: &Workspace, rdma_core: bool) -> Result<crate::workspace::Tes
         .context("cargo built no conformance suite")
 }
 
-fn on_soft0(workspace: &Workspace, name: LegName) -> Result<Vec<Verdict>> {
-    let suite = suite(workspace, false)?;
+fn on_soft0(workspace: &Workspace, suite: &TestBinary, name: LegName) -> Result<Vec<Verdict>> {
     let sh = &workspace.shell;
     let executable = &suite.executable;
     let _directory = sh.push_dir(&suite.directory);
@@ -130,18 +136,7 @@ fn on_soft0(workspace: &Workspace, name: LegName) -> Result<Vec<Verdict>> {
         .ignore_status()
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let verdicts = parse(&text);
-    ensure!(
-        !verdicts.is_empty(),
-        "the suite ran no test ({}): {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let counted = verdicts.iter().all(|verdict| verdict.passed);
-    if counted != output.status.success() {
-        bail!("the suite ended with {} after:\n{text}", output.status);
-    }
-    Ok(verdicts)
+    verdicts(&text, output.status.success())
 }
 
 fn on_rxe0(workspace: &Workspace) -> Result<Vec<Verdict>> {
@@ -155,13 +150,32 @@ fn on_rxe0(workspace: &Workspace) -> Result<Vec<Verdict>> {
         ],
         limit: Duration::from_secs(20 * 60),
     };
-    let log = vm::run_step(workspace, step)?;
-    read(&log)
+    let (status, log) = vm::run_step(workspace, step)?;
+    let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+    verdicts(&String::from_utf8_lossy(&text), status == 0)
 }
 
-fn read(log: &Path) -> Result<Vec<Verdict>> {
-    let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
-    let verdicts = parse(&String::from_utf8_lossy(&text));
-    ensure!(!verdicts.is_empty(), "no test ran; see {}", log.display());
+/// What the output of a run says; an error where that is not how the run ended, as when the suite
+/// went down in the middle.
+fn verdicts(output: &str, succeeded: bool) -> Result<Vec<Verdict>> {
+    let verdicts = parse(output);
+    let passed = verdicts.iter().all(|verdict| verdict.passed);
+    if verdicts.is_empty() || passed != succeeded {
+        bail!("the suite did not come to its end; its output:\n{output}");
+    }
     Ok(verdicts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::verdicts;
+
+    #[test]
+    fn a_suite_that_went_down_is_no_success() {
+        let output = "test a::b ... ok\n";
+        assert!(verdicts(output, true).is_ok());
+        assert!(verdicts(output, false).is_err());
+        assert!(verdicts("", true).is_err());
+        assert!(verdicts("test a::b ... FAILED\n", false).is_ok());
+    }
 }

@@ -87,15 +87,16 @@ impl Vm {
     }
 }
 
-/// Runs one command in the guest, and returns the path of its log.
-pub fn run_step(workspace: &Workspace, step: Step) -> Result<PathBuf> {
+/// Runs one command in the guest; returns its exit status and the path of its log.
+pub fn run_step(workspace: &Workspace, step: Step) -> Result<(u8, PathBuf)> {
     packages::check(&workspace.shell, true)?;
     let bed = Bed::prepare(workspace)?;
     let results = bed.folder.join("results");
     empty(&results)?;
     let (log, limit) = (results.join(step.log()), step.limit);
-    bed.run(workspace, &results, &[step], ("2G".into(), 2), limit)?;
-    Ok(log)
+    let outcomes = bed.run(workspace, &results, &[step], ("2G".into(), 2), limit)?;
+    let outcome = outcomes.first().context("the guest ran nothing")?;
+    Ok((outcome.status, log))
 }
 
 /// What a guest is made of.

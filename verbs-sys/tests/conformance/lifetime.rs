@@ -46,6 +46,14 @@ impl Everything {
         }
     }
 
+    /// One more queue pair, on the same completion queue.
+    fn another_pair(&self) -> QueuePair {
+        let (Some(context), Some(pd), Some(cq)) = (&self.context, &self.pd, &self.cq) else {
+            panic!("a handle is gone");
+        };
+        connected_to_itself(context, pd, cq)
+    }
+
     fn drop_one(&mut self, index: usize) {
         match index {
             0 => drop(self.device.take()),
@@ -125,18 +133,11 @@ fn post_write_to_itself(qp: &QueuePair, region: &MemoryRegion) {
 #[test]
 fn queue_pairs_come_and_go_on_one_queue() {
     let everything = Everything::new();
-    let (Some(context), Some(pd), Some(cq), Some(region)) = (
-        &everything.context,
-        &everything.pd,
-        &everything.cq,
-        &everything.region,
-    ) else {
-        panic!("everything is there");
-    };
+    let region = everything.region.as_ref().expect("there");
     let mut pairs: Vec<Option<QueuePair>> = Vec::new();
     for round in 0..64_usize {
         if round % 2 == 0 {
-            pairs.push(Some(connected_to_itself(context, pd, cq)));
+            pairs.push(Some(everything.another_pair()));
         }
         // Every order of use, and some leave that were used last and some that were not.
         let len = pairs.len();
@@ -156,15 +157,9 @@ fn queue_pairs_come_and_go_on_one_queue() {
 #[test]
 fn a_busy_queue_pair_does_not_starve_another() {
     let everything = Everything::new();
-    let (Some(context), Some(pd), Some(cq), Some(region)) = (
-        &everything.context,
-        &everything.pd,
-        &everything.cq,
-        &everything.region,
-    ) else {
-        panic!("everything is there");
-    };
-    let pairs = [0; 3].map(|_| connected_to_itself(context, pd, cq));
+    let region = everything.region.as_ref().expect("there");
+    let cq = everything.cq.as_ref().expect("there");
+    let pairs = [0; 3].map(|_| everything.another_pair());
     for (busy, quiet) in [(0, 2), (2, 0), (1, 2)] {
         post_write_to_itself(&pairs[quiet], region);
         let deadline = std::time::Instant::now() + PATIENCE;

@@ -135,10 +135,15 @@ impl Link {
     /// we know.
     #[inline]
     pub(super) fn connected_target(&self, own_qpn: u32) -> Option<Target> {
+        self.target_in(own_qpn, self.generation.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn target_in(&self, own_qpn: u32, generation: u32) -> Option<Target> {
         let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
         let same = target.readiness() == Readiness::Ready
             && target.dest_qpn() == own_qpn
-            && target.generation() == self.generation.load(Ordering::Relaxed);
+            && target.generation() == generation;
         same.then_some(target)
     }
 
@@ -147,10 +152,7 @@ impl Link {
     /// it leaves a connection.
     #[inline]
     pub(super) fn takes_answers(&self, own_qpn: u32, generation: u32) -> bool {
-        let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
-        target.readiness() == Readiness::Ready
-            && target.dest_qpn() == own_qpn
-            && target.generation() == generation
+        self.target_in(own_qpn, generation).is_some()
     }
 
     /// Whether it still leads to the queue pair it was made for.

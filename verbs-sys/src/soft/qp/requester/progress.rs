@@ -168,7 +168,7 @@ impl Qp {
         if let Some(link) = unsafe { self.link() }.filter(|_| notice != 0) {
             // What it has executed of the peer's counts, whatever comes of the connection.
             self.acknowledge_at_the_end();
-            if link.takes_answers(self.qpn, link.generation.load(Ordering::Relaxed)) {
+            if link.connected_target(self.qpn).is_some() {
                 link.mailbox().notices.fetch_or(notice, Ordering::Release);
             }
             owed.local |= matches!(link.via, Via::Local);
