@@ -17,6 +17,11 @@ use crate::greeting::{Greeting, Hello, RejectReason};
 use crate::shared::{Established, Share, Shared};
 use crate::talk::Talk;
 
+/// [`PathOptions::timeout`]: about a second. The end of a peer's process is seen sooner, by the
+/// greeting's socket, so this only decides how soon a slow answer is asked for again; and rdma_rxe of
+/// Linux 6.1 now and then stops for ever after a READ that it asked for again.
+const ACK_TIMEOUT: u8 = 18;
+
 /// Work requests per connection beyond [`Config::send_depth`]: one message about credits.
 pub(crate) const EXTRA_SENDS: u32 = 1;
 
@@ -223,6 +228,7 @@ impl Local {
             port: config.port,
             gid_index: shared.port.gid_index,
             max_rd_atomic,
+            timeout: ACK_TIMEOUT,
             ..PathOptions::default()
         };
         qp.queue_pair()
