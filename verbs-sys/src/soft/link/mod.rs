@@ -3,6 +3,7 @@
 pub(super) mod peer;
 pub(super) mod rendezvous;
 pub(super) mod ring;
+pub(super) mod stream;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
