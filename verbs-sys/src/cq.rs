@@ -4,11 +4,14 @@ use std::{
     ffi::c_int,
     fmt, io,
     ptr::{self, NonNull},
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicI32, Ordering},
+    },
 };
 
 use crate::{
-    CompletionChannel, Context, CreateError, EventError, PollError, WorkCompletion,
+    CompletionChannel, Context, CreateError, EventError, PollError, ResizeError, WorkCompletion,
     context::created,
     error::{check, log_destroy},
     ffi::ibv_cq,
@@ -100,7 +103,9 @@ impl CompletionQueue {
     /// returns how many; ibv_poll_cq(3). Does not wait.
     ///
     /// # Errors
-    /// [`PollError`]: the queue is unusable.
+    /// [`PollError`]: the queue is unusable, since more completions waited than it has room for. An
+    /// event ([`CqErr`](crate::AsyncEventKind::CqErr)) tells, too, and its queue pairs are in ERR. A
+    /// queue with room for every request of its queue pairs never overruns.
     #[inline]
     pub fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize, PollError> {
         let room = completions.len().min(c_int::MAX as usize) as c_int;
@@ -137,11 +142,26 @@ impl CompletionQueue {
         check(code).map_err(EventError::Notify)
     }
 
+    /// Changes how many entries it can hold, to at least `cqe`; ibv_resize_cq(3). Completions that
+    /// wait stay.
+    ///
+    /// # Errors
+    /// [`ResizeError`]; nothing has changed then. `EINVAL` for fewer entries than completions wait, or
+    /// more than the device has.
+    pub fn resize(&self, cqe: u32) -> Result<(), ResizeError> {
+        let entries = c_int::try_from(cqe).unwrap_or(c_int::MAX);
+        let provider = self.inner.context.provider();
+        // SAFETY: the queue is alive.
+        let code = unsafe { (provider.resize_cq)(self.raw.as_ptr(), entries) };
+        check(code).map_err(|source| ResizeError { cqe, source })
+    }
+
     /// Entries it can hold, at least as many as were asked for.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        // SAFETY: the queue is alive; nothing resizes it.
-        usize::try_from(unsafe { (*self.raw.as_ptr()).cqe }).unwrap_or(0)
+        // SAFETY: the queue is alive, and the field aligned; another thread may be resizing it.
+        let cqe = unsafe { AtomicI32::from_ptr(&raw mut (*self.raw.as_ptr()).cqe) };
+        usize::try_from(cqe.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// The channel its events go to.

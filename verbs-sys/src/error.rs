@@ -265,6 +265,19 @@ pub struct PollError {
     pub source: io::Error,
 }
 
+/// ibv_resize_cq(3) failed; the completion queue is as before.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "ibv_resize_cq to {cqe} entries failed; fewer than completions wait and more than max_cqe of the \
+     device give EINVAL"
+)]
+pub struct ResizeError {
+    /// Entries asked for.
+    pub cqe: u32,
+    /// The system's error.
+    pub source: io::Error,
+}
+
 /// ibv_post_send(3), ibv_post_recv(3) or ibv_post_srq_recv(3) refused a request.
 #[derive(thiserror::Error)]
 #[error("{call} refused a request; a full queue gives ENOMEM, a wrong request or state EINVAL")]

@@ -35,7 +35,7 @@ pub use cq::CompletionQueue;
 pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
 pub use error::{
     AsyncEventError, BindError, CreateError, DeregisterError, DeviceError, EventError, MemoryError,
-    PollError, QueuePairError, RawPostError, ReregisterError, SharedReceiveQueueError,
+    PollError, QueuePairError, RawPostError, ReregisterError, ResizeError, SharedReceiveQueueError,
 };
 pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion, Rereg};

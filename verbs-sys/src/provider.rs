@@ -84,6 +84,8 @@ pub(crate) struct Provider {
         *mut ibv_comp_channel,
         c_int,
     ) -> *mut ibv_cq,
+    /// ibv_resize_cq(3).
+    pub(crate) resize_cq: unsafe fn(*mut ibv_cq, c_int) -> c_int,
     /// ibv_destroy_cq(3).
     pub(crate) destroy_cq: unsafe fn(*mut ibv_cq) -> c_int,
 

@@ -535,3 +535,17 @@ fn a_shared_receive_queue_lives_as_long_as_it_is_used() {
     drop(event);
     assert_eq!(destroyed()[before..], ["qp", "cq", "srq", "pd"]);
 }
+
+#[test]
+fn a_resized_queue_tells_its_new_size() {
+    let context = fake::open();
+    let cq = context.create_cq(16, None).unwrap();
+    cq.resize(20).unwrap();
+    assert_eq!(cq.capacity(), 40);
+    fake::with(|state| state.busy.push("resize"));
+    let error = cq.resize(3).unwrap_err();
+    assert_eq!(error.cqe, 3);
+    assert_eq!(error.source.raw_os_error(), Some(libc::EINVAL));
+    assert!(error.to_string().contains("ibv_resize_cq to 3 entries"));
+    assert_eq!(cq.capacity(), 40);
+}

@@ -88,6 +88,8 @@ pub(crate) static PROVIDER: Provider = Provider {
         unsafe { sys::ibv_create_cq(context.cast(), cqe, word, channel.cast(), vector).cast() }
     },
     // SAFETY: see above.
+    resize_cq: |cq, cqe| unsafe { sys::ibv_resize_cq(cq.cast(), cqe) },
+    // SAFETY: see above.
     destroy_cq: |cq| unsafe { sys::ibv_destroy_cq(cq.cast()) },
     // SAFETY: see above.
     create_qp: |pd, attr| unsafe { sys::ibv_create_qp(pd.cast(), attr.cast()).cast() },

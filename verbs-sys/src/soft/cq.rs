@@ -4,13 +4,16 @@
 //! the work queues attached to it, which keeps each completion a single-producer affair and needs
 //! no locked instruction between a copy and its completion.
 
+mod room;
+
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use self::room::{Room, Watch};
 use super::biased::Biased;
 use super::channel::Channel;
 use super::events::{AsyncEvents, Source};
@@ -30,6 +33,9 @@ pub(super) struct Cq {
     process: Arc<Process>,
     index: u32,
     channel: Option<Arc<Channel>>,
+    /// Whether anybody wants to know that completions became visible: a channel, or the `watch`.
+    notes: AtomicBool,
+    watch: Watch,
     polled: Biased<Polled>,
     events: Mutex<Events>,
     acknowledged: Condvar,
@@ -46,6 +52,7 @@ struct Events {
 
 /// What one poll at a time works on.
 struct Polled {
+    room: Room,
     members: Vec<Member>,
     next: usize,
     fruitless: u32,
@@ -57,7 +64,7 @@ struct Member {
     receives: bool,
 }
 
-// SAFETY: the C structure is written only at creation.
+// SAFETY: the C structure is written only at creation, but for one field that is used as an atomic.
 unsafe impl Send for Cq {}
 // SAFETY: as for Send.
 unsafe impl Sync for Cq {}
@@ -85,8 +92,11 @@ impl Cq {
             }),
             process: Arc::clone(process),
             index,
+            notes: AtomicBool::new(channel.is_some()),
             channel,
+            watch: Watch::default(),
             polled: Biased::new(Polled {
+                room: Room::Ample,
                 members: Vec::new(),
                 next: 0,
                 fruitless: 0,
@@ -106,12 +116,6 @@ impl Cq {
 
     pub(super) fn handle(&self) -> *mut ibv_cq {
         self.cq.get()
-    }
-
-    /// Completions that it was made for.
-    pub(super) fn cqe(&self) -> u32 {
-        // SAFETY: written at creation only.
-        unsafe { (*self.cq.get()).cqe }.unsigned_abs()
     }
 
     pub(super) fn context(&self) -> *mut ibv_context {
@@ -134,11 +138,14 @@ impl Cq {
         self.channel.is_some() && self.cq_bell().armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
-    /// Fires an event if one was asked for.
+    /// Completions became visible: fires an event if one was asked for.
     #[inline(always)]
     pub(super) fn notify(&self, solicited: bool) {
-        if let Some(channel) = &self.channel {
-            link::ring(self.cq_bell(), &channel.fd, solicited);
+        if self.notes.load(Ordering::Relaxed) {
+            self.note_completions();
+            if let Some(channel) = &self.channel {
+                link::ring(self.cq_bell(), &channel.fd, solicited);
+            }
         }
     }
 
@@ -181,16 +188,20 @@ impl Cq {
     }
 
     pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
-        self.polled.lock().members.push(Member {
+        let mut polled = self.polled.lock();
+        polled.members.push(Member {
             qp: Arc::clone(qp),
             sends,
             receives,
         });
+        self.reckon(&mut polled);
     }
 
     pub(super) fn detach(&self, qp: &Qp) {
         let is_other = |member: &Member| !std::ptr::eq(&raw const *member.qp, qp);
-        self.polled.lock().members.retain(is_other);
+        let mut polled = self.polled.lock();
+        polled.members.retain(is_other);
+        self.reckon(&mut polled);
     }
 
     /// Fails with `EBUSY` while a queue pair uses the queue; waits for events to be acknowledged, as
@@ -214,10 +225,16 @@ impl Cq {
     }
 
     /// ibv_poll_cq(3): fills from the front, and returns how many.
+    ///
+    /// # Errors
+    /// `EIO` if the queue has overrun.
     #[inline]
-    pub(super) fn poll(&self, wcs: &mut [ibv_wc]) -> usize {
+    pub(super) fn poll(&self, wcs: &mut [ibv_wc]) -> Result<usize, Errno> {
         let mut polled = self.polled.lock();
         let state = &mut *polled;
+        if state.room != Room::Ample {
+            self.admit(state)?;
+        }
         let members = state.members.len();
         let mut filled = 0;
         // Members may have left since.
@@ -239,7 +256,7 @@ impl Cq {
         }
         if filled > 0 {
             state.fruitless = 0;
-            return filled;
+            return Ok(filled);
         }
         state.fruitless += 1;
         if state.fruitless >= PATIENCE {
@@ -248,7 +265,7 @@ impl Cq {
                 self.process.nudge_later();
             }
         }
-        0
+        Ok(0)
     }
 
     /// Runs something while neither this queue nor the other is polled.

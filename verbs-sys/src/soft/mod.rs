@@ -59,6 +59,7 @@ pub(crate) static PROVIDER: Provider = Provider {
     get_cq_event: objects::get_cq_event,
     ack_cq_events: objects::ack_cq_events,
     create_cq: objects::create_cq,
+    resize_cq: objects::resize_cq,
     destroy_cq: objects::destroy_cq,
     create_qp: objects::create_qp,
     modify_qp: objects::modify_qp,

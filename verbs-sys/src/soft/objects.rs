@@ -221,6 +221,14 @@ pub(super) unsafe fn create_cq(
     }))
 }
 
+pub(super) unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    if !(1..=super::device::MAX_CQE).contains(&cqe) {
+        return libc::EINVAL;
+    }
+    // SAFETY: see above.
+    code(unsafe { &*cq.cast::<Cq>() }.resize(cqe))
+}
+
 pub(super) unsafe fn destroy_cq(handle: *mut ibv_cq) -> c_int {
     let raw = handle.cast::<Cq>().cast_const();
     // SAFETY: see above.
@@ -254,6 +262,9 @@ pub(super) unsafe fn create_qp(handle: *mut ibv_pd, init: *mut ibv_qp_init_attr)
         };
         let queues = (share(init.send_cq), share(init.recv_cq));
         if queues.0.context() != pd.pd.context || queues.1.context() != pd.pd.context {
+            return Err(Errno::INVAL);
+        }
+        if queues.0.is_broken() || queues.1.is_broken() {
             return Err(Errno::INVAL);
         }
         let srq = (!init.srq.is_null()).then(|| {
@@ -372,7 +383,10 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, entries: c_int, wcs: *mut ibv_
             core::slice::from_raw_parts_mut(wcs, entries),
         )
     };
-    cq.poll(wcs) as c_int
+    match cq.poll(wcs) {
+        Ok(filled) => filled as c_int,
+        Err(error) => failed(error),
+    }
 }
 
 unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {

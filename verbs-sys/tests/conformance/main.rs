@@ -9,6 +9,7 @@
 mod async_events;
 mod atomics;
 mod concurrency;
+mod cq;
 mod datagrams;
 mod events;
 mod lifetime;

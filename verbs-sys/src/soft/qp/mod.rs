@@ -27,9 +27,9 @@ use super::mw::{Binder, Execution, Place};
 use super::process::{self, Process};
 use super::srq::Srq;
 use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD, ibv_async_event,
-    ibv_async_event_element, ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_type, ibv_wc,
+    IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
+    ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_type, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -355,15 +355,9 @@ impl Qp {
     /// out completions, those of requests before those of receives.
     #[inline]
     pub(super) fn poll(&self, wcs: &mut [ibv_wc], sends: bool, receives: bool) -> usize {
-        // Messages bring acknowledgements with them.
-        if receives && self.recv_can_progress() {
-            self.receive(false);
-        }
+        self.advance(sends, receives, false);
         let mut filled = 0;
         if sends {
-            if self.send_can_progress() {
-                self.progress_send();
-            }
             filled = self.sq.harvest(wcs, self.qpn);
         }
         if receives {
@@ -373,9 +367,56 @@ impl Qp {
         filled
     }
 
+    /// Takes what has come. `notify` is as in [`receive`](Self::receive).
+    #[inline]
+    pub(super) fn advance(&self, sends: bool, receives: bool, notify: bool) {
+        // Messages bring acknowledgements with them.
+        if receives && self.recv_can_progress() {
+            self.receive(notify);
+        }
+        if sends && self.send_can_progress() {
+            self.progress_send();
+        }
+    }
+
+    /// Completions that its queues can have waiting.
+    pub(super) fn places(&self, sends: bool, receives: bool) -> u32 {
+        let sends = if sends { self.sq.places() } else { 0 };
+        sends + if receives { self.rq.places() } else { 0 }
+    }
+
+    /// Completions that wait to be polled. No poll is under way.
+    pub(super) fn waiting(&self, sends: bool, receives: bool) -> u32 {
+        let sends = if sends { self.sq.waiting() } else { 0 };
+        sends + if receives { self.rq.waiting() } else { 0 }
+    }
+
+    /// To ERR because a completion queue is broken, so that no completion can tell why.
+    pub(super) fn fail_untold(&self) {
+        self.acknowledge_at_the_end();
+        epoch::lock(&self.info().sq_epoch.0);
+        let fails = !matches!(self.state(), IBV_QPS_RESET | IBV_QPS_ERR);
+        if fails {
+            self.enter_error();
+        }
+        epoch::unlock(&self.info().sq_epoch.0);
+        if !fails {
+            return;
+        }
+        self.flush_sends_now();
+        self.flush_recvs();
+        self.raise(IBV_EVENT_QP_FATAL);
+        if let Some(link) = self.shared_link() {
+            link.kick();
+        }
+        self.process.nudge_later();
+    }
+
     /// What the upkeep thread does for a queue pair: progress, and a look for a peer that has gone
     /// or sleeps. Returns whether something still waits.
     pub(super) fn serve(&self) -> bool {
+        self.send_cq.count_if_due();
+        self.recv_cq.count_if_due();
         let Some(link) = self.shared_link() else {
             return false;
         };

@@ -211,6 +211,24 @@ impl SendQueue {
         tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
     }
 
+    /// Requests it has room for.
+    pub(super) fn places(&self) -> u32 {
+        self.slots.limit
+    }
+
+    /// Completions that wait to be polled. No poll is under way.
+    pub(super) fn waiting(&self) -> u32 {
+        let done = self.done.load(Ordering::Acquire);
+        let mut scan = self.scan.load(Ordering::Relaxed);
+        let mut found = 0;
+        while scan != done {
+            let outcome = self.slots.at(scan).outcome.load(Ordering::Relaxed);
+            found += u32::from(outcome & HAS_COMPLETION != 0);
+            scan = scan.wrapping_add(1);
+        }
+        found
+    }
+
     pub(super) fn index(&self, position: u32) -> usize {
         (position & self.slots.mask) as usize
     }
@@ -309,6 +327,17 @@ impl RecvQueue {
     #[inline]
     pub(super) fn is_full(&self, tail: u32) -> bool {
         tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
+    }
+
+    /// Requests it has room for.
+    pub(super) fn places(&self) -> u32 {
+        self.slots.limit
+    }
+
+    /// Completions that wait to be polled. No poll is under way.
+    pub(super) fn waiting(&self) -> u32 {
+        let done = self.done.load(Ordering::Acquire);
+        done.wrapping_sub(self.head.load(Ordering::Relaxed))
     }
 
     /// Posts one request as ibv_post_recv(3) does. The queue's lock is held.

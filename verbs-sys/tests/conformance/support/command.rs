@@ -300,6 +300,8 @@ pub struct AsyncEvent {
     pub qp_num: Option<u32>,
     /// Index of the shared receive queue that it is of.
     pub srq: Option<usize>,
+    /// The completion queue that it is of.
+    pub cq: Option<(u32, Queue)>,
 }
 
 /// A shared receive queue of an end: an index there, and its sizes.
@@ -324,6 +326,8 @@ pub struct QpSetup {
     pub sq_sig_all: bool,
     /// One completion queue for both work queues.
     pub one_cq: bool,
+    /// Entries of each completion queue.
+    pub cqe: u32,
     /// Index of the shared receive queue.
     pub srq: Option<usize>,
     pub access: u32,
@@ -344,6 +348,7 @@ impl Default for QpSetup {
             max_inline_data: 64,
             sq_sig_all: false,
             one_cq: false,
+            cqe: 256,
             srq: None,
             access: super::ALL_ACCESS.bits(),
             rnr_retry: 7,
@@ -478,6 +483,12 @@ pub enum Command {
     Poll { qp: usize, queue: Queue },
     /// `Completion`, or a panic when the patience is over
     Wait { qp: usize, queue: Queue },
+    /// `Vec<Option<Completion>>`: empty if the queue cannot be polled any more
+    TryPoll { qp: usize, queue: Queue },
+    /// `usize`: entries that the queue has room for
+    Capacity { qp: usize, queue: Queue },
+    /// `Result<(), i32>`
+    ResizeCq { qp: usize, queue: Queue, cqe: u32 },
     /// `()`
     Arm {
         qp: usize,

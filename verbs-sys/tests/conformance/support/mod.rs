@@ -1,6 +1,7 @@
 //! Two ends, wherever they live, and how a test drives them.
 
 mod command;
+mod cq;
 mod memory;
 mod post;
 mod process;
@@ -470,7 +471,8 @@ impl End {
             Some(AsyncEvent {
                 event_type,
                 qp_num,
-                srq: None
+                srq: None,
+                cq: None
             })
         );
     }

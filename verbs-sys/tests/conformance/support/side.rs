@@ -179,6 +179,15 @@ impl Side {
             Command::PostRecv { qp, list } => return json(post_recv(self.qp(qp), &list)),
             Command::Poll { qp, queue } => return json(poll(self.pair(qp).cq(queue))),
             Command::Wait { qp, queue } => return json(wait(self.pair(qp).cq(queue))),
+            Command::TryPoll { qp, queue } => {
+                let polled: Vec<_> = try_poll(self.pair(qp).cq(queue)).into_iter().collect();
+                return json(polled);
+            }
+            Command::Capacity { qp, queue } => return json(self.pair(qp).cq(queue).capacity()),
+            Command::ResizeCq { qp, queue, cqe } => {
+                let resized = self.pair(qp).cq(queue).resize(cqe);
+                return json(resized.map_err(|error| error.source.raw_os_error().unwrap_or(0)));
+            }
             Command::Arm {
                 qp,
                 queue,
@@ -272,7 +281,7 @@ impl Side {
     fn create_qp(&mut self, setup: QpSetup) -> Qp {
         let make = || {
             self.context
-                .create_cq(256, Some(&self.channel))
+                .create_cq(setup.cqe, Some(&self.channel))
                 .expect("no completion queue")
         };
         let send_cq = make();
@@ -356,19 +365,19 @@ impl Side {
             self.channel.try_get_event()
         };
         let event = event.expect("no event")?;
+        Some(self.queue_of(event.queue()))
+    }
+
+    /// A completion queue as the number of its queue pair and which of its queues it is.
+    fn queue_of(&self, cq: &CompletionQueue) -> (u32, Queue) {
         let of = |pair: &Pair| {
             let queue = [Queue::Send, Queue::Recv]
                 .into_iter()
-                .find(|queue| event.is_of(pair.cq(*queue)))?;
+                .find(|queue| pair.cq(*queue) == cq)?;
             Some((pair.qp.qp_num(), queue))
         };
-        Some(
-            self.qps
-                .iter()
-                .flatten()
-                .find_map(of)
-                .expect("a stray event"),
-        )
+        let found = self.qps.iter().flatten().find_map(of);
+        found.expect("a stray event")
     }
 
     fn async_event(&self, wait: bool) -> Option<AsyncEvent> {
@@ -383,6 +392,10 @@ impl Side {
                 let known = self.srqs.iter().position(|known| known == srq);
                 Some(known.expect("a stray event"))
             }
+            _ => None,
+        };
+        let cq = match event.kind() {
+            AsyncEventKind::CqErr(cq) => Some(self.queue_of(cq)),
             _ => None,
         };
         let qp_num = match *event.kind() {
@@ -403,6 +416,7 @@ impl Side {
             event_type: event.event_type(),
             qp_num,
             srq,
+            cq,
         })
     }
 }
@@ -432,11 +446,13 @@ fn transfer(pair: &Pair, request: &Request) {
 }
 
 fn poll(cq: &CompletionQueue) -> Option<Completion> {
+    try_poll(cq).expect("cannot poll")
+}
+
+fn try_poll(cq: &CompletionQueue) -> Option<Option<Completion>> {
     let mut completions = [WorkCompletion::default()];
-    match cq.poll(&mut completions).expect("cannot poll") {
-        0 => None,
-        _ => Some(Completion::from(&completions[0])),
-    }
+    let count = cq.poll(&mut completions).ok()?;
+    Some((count > 0).then(|| Completion::from(&completions[0])))
 }
 
 fn wait(cq: &CompletionQueue) -> Completion {

@@ -12,7 +12,8 @@ impl End {
             Some(AsyncEvent {
                 event_type,
                 qp_num: None,
-                srq: Some(srq.id)
+                srq: Some(srq.id),
+                cq: None
             })
         );
     }
