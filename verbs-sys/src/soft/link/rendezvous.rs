@@ -20,6 +20,8 @@ const PROTOCOL: u32 = 3;
 const WORDS: usize = 4;
 const BYTES: usize = WORDS * 8;
 const MAX_FDS: usize = 3;
+/// Errors have numbers up to this one; no more fit into an [`Errno`].
+const MAX_ERRNO: u64 = 4095;
 
 /// What a peer may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ pub(in crate::soft) struct Datagram {
 }
 
 impl Request {
-    fn encode(self) -> [u64; WORDS] {
+    pub(in crate::soft) fn encode(self) -> [u64; WORDS] {
         let (kind, argument) = match self {
             Self::Hello { slot } => (1, slot),
             Self::Pair { qpn } => (2, qpn),
@@ -76,9 +78,15 @@ impl Request {
 pub(in crate::soft) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<Datagram, Errno> {
     send(socket, request.encode(), &[], SendFlags::empty())?;
     let answer = receive(socket, RecvFlags::empty())?.ok_or(Errno::CONNRESET)?;
+    answered(answer)
+}
+
+/// An answer, unless it is an error.
+pub(in crate::soft) fn answered(answer: Datagram) -> Result<Datagram, Errno> {
     match answer.words[0] {
         0 => Ok(answer),
-        code => Err(i32::try_from(code).map_or(Errno::PROTO, Errno::from_raw_os_error)),
+        code @ 1..=MAX_ERRNO => Err(Errno::from_raw_os_error(code as i32)),
+        _ => Err(Errno::PROTO),
     }
 }
 
@@ -239,5 +247,20 @@ mod tests {
         assert_eq!(decode([version - 1, 1, 0, 0]), Err(Errno::PROTONOSUPPORT));
         assert_eq!(decode([version, 9, 0, 0]), Err(Errno::PROTO));
         assert_eq!(decode([version, 1, 1 << 32, 0]), Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn an_answer_is_an_error_of_the_system_or_nonsense() {
+        let answer = |first| {
+            answered(Datagram {
+                words: [first, 0, 0, 0],
+                fds: Vec::new(),
+            })
+        };
+        assert!(answer(0).is_ok());
+        assert_eq!(answer(2).unwrap_err(), Errno::NOENT);
+        for nonsense in [4096, 70_000, 1 << 31, 1 << 32, u64::MAX] {
+            assert_eq!(answer(nonsense).unwrap_err(), Errno::PROTO);
+        }
     }
 }
