@@ -6,6 +6,9 @@ mod client;
 mod config;
 mod device;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash;
 mod limits;
 mod protocol;

@@ -14,6 +14,9 @@ mod device;
 mod error;
 #[cfg(test)]
 mod fake;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 mod mr;
 mod mw;

@@ -9,6 +9,9 @@ mod encode;
 mod endpoint;
 mod error;
 mod event;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod greeting;
 mod header;
 mod listener;

@@ -1,4 +1,4 @@
-//! The project's one driver: `cargo xtask bench | conformance | test | vm`.
+//! The project's one driver: `cargo xtask bench | conformance | fuzz | test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
@@ -7,6 +7,8 @@
 
 mod bench;
 mod conformance;
+mod fuzz;
+mod nightly;
 mod test;
 mod vm;
 mod workspace;
@@ -29,6 +31,8 @@ enum Command {
     Bench(bench::Bench),
     /// Run the verbs conformance suite on every kind of link, or write its record
     Conformance(conformance::Conformance),
+    /// Fuzz every parser of bytes that a peer sends (with the nightly toolchain)
+    Fuzz(fuzz::Fuzz),
     /// Check format, lints and docs, and run every test
     Test(test::Test),
     /// Boot a stock kernel in an emulator and run tests there on its software RDMA device `rxe0`
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
+        Command::Fuzz(fuzz) => fuzz.run(),
         Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
         Command::Vm(vm) => vm.run(),
     };

@@ -4,7 +4,7 @@
 //! [`store`] is shared by all workers and does no I/O; [`request`] decides what is believed of a message.
 
 pub mod index;
-mod request;
+pub(crate) mod request;
 mod store;
 mod worker;
 

@@ -11,6 +11,8 @@ mod cq;
 mod device;
 mod epoch;
 mod events;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod identity;
 mod index;
 mod keys;

@@ -47,18 +47,18 @@ const PRIVILEGED: u32 = 1 << 31;
 
 /// What travels before the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    qkey: u32,
-    src_qpn: u32,
-    flags: u32,
-    imm: u32,
-    route: Route,
+pub(in crate::soft) struct Header {
+    pub qkey: u32,
+    pub src_qpn: u32,
+    pub flags: u32,
+    pub imm: u32,
+    pub route: Route,
 }
 
 const HEADER: usize = 56;
 
 impl Header {
-    fn encode(&self) -> [u8; HEADER] {
+    pub(in crate::soft) fn encode(&self) -> [u8; HEADER] {
         let words = [MAGIC, self.qkey, self.src_qpn, self.flags, self.imm];
         let mut bytes = [0; HEADER];
         for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -72,7 +72,7 @@ impl Header {
     }
 
     /// `None` for what no sender of ours writes.
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(in crate::soft) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEADER)?;
         let word = |at: usize| {
             let word = bytes[at..at + 4].try_into();

@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 mod access;
-mod datagram;
+pub(super) mod datagram;
 mod modify;
 mod queues;
 mod requester;

@@ -5,7 +5,7 @@
 //! are big-endian but the CRC. What a peer sent becomes a type that holds good values only, or a
 //! [`FrameError`].
 #![cfg_attr(
-    not(test),
+    not(any(test, fuzzing)),
     expect(dead_code, reason = "the link that speaks it is not there yet")
 )]
 
