@@ -1,4 +1,4 @@
-//! The project's one driver: `cargo xtask bench | conformance | fuzz | test | vm`.
+//! The project's one driver: `cargo xtask bench | conformance | differential | fuzz | test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
@@ -7,6 +7,7 @@
 
 mod bench;
 mod conformance;
+mod differential;
 mod fuzz;
 mod nightly;
 mod test;
@@ -31,6 +32,8 @@ enum Command {
     Bench(bench::Bench),
     /// Run the verbs conformance suite on every kind of link, or write its record
     Conformance(conformance::Conformance),
+    /// Run random verbs programs on soft0 and on the kernel's device, and compare
+    Differential(differential::Differential),
     /// Fuzz every parser of bytes that a peer sends (with the nightly toolchain)
     Fuzz(fuzz::Fuzz),
     /// Check format, lints and docs, and run every test
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
+        Command::Differential(differential) => differential.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
         Command::Vm(vm) => vm.run(),

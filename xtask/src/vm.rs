@@ -65,7 +65,7 @@ impl Vm {
 
         let results = match &self.out {
             Some(out) => Workspace::absolute(out)?,
-            None => bed.folder.join("results"),
+            None => results(&workspace),
         };
         empty(&results)?;
         let limit = Duration::from_secs(self.timeout * 60);
@@ -87,11 +87,16 @@ impl Vm {
     }
 }
 
+/// Where [`run_step`] leaves what ran in the guest, which writes there alone.
+pub fn results(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("vm").join("results")
+}
+
 /// Runs one command in the guest; returns its exit status and the path of its log.
 pub fn run_step(workspace: &Workspace, step: Step) -> Result<(u8, PathBuf)> {
     packages::check(&workspace.shell, true)?;
     let bed = Bed::prepare(workspace)?;
-    let results = bed.folder.join("results");
+    let results = results(workspace);
     empty(&results)?;
     let (log, limit) = (results.join(step.log()), step.limit);
     let outcomes = bed.run(workspace, &results, &[step], ("2G".into(), 2), limit)?;
