@@ -216,8 +216,8 @@ pub enum QueuePairError {
 pub enum SharedReceiveQueueError {
     /// The change was refused.
     #[error(
-        "ibv_modify_srq with mask {mask:#x} failed; a limit is at most the queue's size, and few \
-         devices change the size"
+        "ibv_modify_srq with mask {mask:#x} failed; the size is at least the limit and the receives \
+         posted, and not every device changes it"
     )]
     Modify {
         /// `IBV_SRQ_*` bits.

@@ -3,7 +3,10 @@
 use std::{
     fmt,
     ptr::{self, NonNull},
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use crate::{
@@ -27,7 +30,8 @@ pub struct SharedReceiveQueue {
 pub(crate) struct SrqInner {
     raw: NonNull<ibv_srq>,
     pd: ProtectionDomain,
-    max_wr: u32,
+    /// As the device last told.
+    max_wr: AtomicU32,
     max_sge: u32,
     /// Its address is the `srq_context` that comes with events. It is freed after the queue was
     /// destroyed, which waits until every event is acknowledged.
@@ -80,7 +84,7 @@ impl SharedReceiveQueue {
         let inner = Arc::new(SrqInner {
             raw,
             pd: pd.clone(),
-            max_wr: init.attr.max_wr,
+            max_wr: AtomicU32::new(init.attr.max_wr),
             max_sge: init.attr.max_sge,
             itself,
         });
@@ -150,8 +154,20 @@ impl SharedReceiveQueue {
         self.modify(&attr, ffi::IBV_SRQ_LIMIT)
     }
 
-    /// Changes the attributes that `mask`, of `IBV_SRQ_*` bits, names; ibv_modify_srq(3). Few devices
-    /// change the size (`IBV_DEVICE_SRQ_RESIZE`); the software device does not.
+    /// Changes how many receives it holds, to at least `max_wr`; receives that are posted stay. Not
+    /// every device can (`IBV_DEVICE_SRQ_RESIZE`); the software device does. ibv_modify_srq(3).
+    ///
+    /// # Errors
+    /// [`SharedReceiveQueueError::Modify`], also for fewer than are posted, or than the limit.
+    pub fn resize(&self, max_wr: u32) -> Result<(), SharedReceiveQueueError> {
+        let attr = ibv_srq_attr {
+            max_wr,
+            ..ibv_srq_attr::default()
+        };
+        self.modify(&attr, ffi::IBV_SRQ_MAX_WR)
+    }
+
+    /// Changes the attributes that `mask`, of `IBV_SRQ_*` bits, names, all or none; ibv_modify_srq(3).
     ///
     /// # Errors
     /// [`SharedReceiveQueueError::Modify`]; nothing has changed then.
@@ -161,7 +177,13 @@ impl SharedReceiveQueue {
         let provider = self.inner.pd.context().provider();
         // SAFETY: the queue is alive and the structure is valid for reading and writing.
         let code = unsafe { (provider.modify_srq)(self.as_raw(), &mut attr, bits) };
-        check(code).map_err(|source| SharedReceiveQueueError::Modify { mask, source })
+        check(code).map_err(|source| SharedReceiveQueueError::Modify { mask, source })?;
+        if mask & ffi::IBV_SRQ_MAX_WR != 0
+            && let Ok(now) = self.query()
+        {
+            self.inner.max_wr.store(now.max_wr, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Its sizes, and the limit of which an event is still due, or 0; ibv_query_srq(3).
@@ -178,10 +200,10 @@ impl SharedReceiveQueue {
             .map_err(SharedReceiveQueueError::Query)
     }
 
-    /// Receives that it was made for, at least as many as were asked for.
+    /// Receives that it holds, at least as many as were asked for.
     #[must_use]
     pub fn max_wr(&self) -> u32 {
-        self.inner.max_wr
+        self.inner.max_wr.load(Ordering::Relaxed)
     }
 
     /// Elements of a receive that it was made for.

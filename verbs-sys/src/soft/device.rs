@@ -155,6 +155,7 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     filled.max_qp_wr = qp::MAX_WR as c_int;
     filled.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_SRQ_RESIZE
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         // LOCAL_INV and SEND_WITH_INV; registering by work request is not for user space.

@@ -28,11 +28,12 @@ pub(super) struct Srq {
     index: u32,
     /// Whose keys the receives are checked with, whatever domain a queue pair is of.
     pub(super) pd: u32,
-    max_wr: u32,
+    max_wr: AtomicU32,
     max_sge: u32,
-    /// Guards `receives` and `limit`. Held for the copy of one receive or of one posted chain.
+    /// Guards `receives`, `limit` and `max_wr`. Held for the copy of one receive or of one posted
+    /// chain, or of all receives when the size changes.
     lock: AtomicU64,
-    receives: RecvQueue,
+    receives: UnsafeCell<RecvQueue>,
     /// The event is due when fewer receives than this are left; 0 when it is not wanted.
     limit: AtomicU32,
     /// Queue pairs whose front message has found no receive.
@@ -44,7 +45,7 @@ pub(super) struct Srq {
     async_events: Source,
 }
 
-// SAFETY: the C structure is written only at creation; the rest is Send.
+// SAFETY: the C structure is written only at creation, the receives under the lock; the rest is Send.
 unsafe impl Send for Srq {}
 // SAFETY: as for Send; the rest is Sync.
 unsafe impl Sync for Srq {}
@@ -81,10 +82,10 @@ impl Srq {
             process: Arc::clone(process),
             index,
             pd,
-            max_wr: attr.max_wr,
+            max_wr: AtomicU32::new(attr.max_wr),
             max_sge: attr.max_sge,
             lock: AtomicU64::new(0),
-            receives: RecvQueue::new(attr.max_wr, attr.max_sge),
+            receives: UnsafeCell::new(RecvQueue::new(attr.max_wr, attr.max_sge)),
             limit: AtomicU32::new(0),
             waiting: Mutex::default(),
             waiting_count: AtomicUsize::new(0),
@@ -137,32 +138,59 @@ impl Srq {
         Ok(())
     }
 
-    /// ibv_modify_srq(3): everything that the mask names, or nothing.
+    /// Does something with the receives that nobody else does anything with.
+    #[inline(always)]
+    fn with_receives<T>(&self, act: impl FnOnce(&mut RecvQueue) -> T) -> T {
+        epoch::lock(&self.lock);
+        // SAFETY: reached here alone, by one thread at a time.
+        let result = act(unsafe { &mut *self.receives.get() });
+        epoch::unlock(&self.lock);
+        result
+    }
+
+    /// ibv_modify_srq(3): everything that the mask names, or nothing. Receives that are posted stay.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for a new size: the device does not say that it can (`IBV_DEVICE_SRQ_RESIZE`).
+    /// `EINVAL` for a size that the device does not have, or that is less than the limit or than the
+    /// receives posted; `ENOMEM`.
     pub(super) fn modify(&self, attr: &ibv_srq_attr, mask: u32) -> Result<(), Errno> {
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(Errno::INVAL);
         }
-        if mask & IBV_SRQ_MAX_WR != 0 {
-            return Err(Errno::OPNOTSUPP);
+        let resizes = mask & IBV_SRQ_MAX_WR != 0;
+        if resizes && !(1..=MAX_WR).contains(&attr.max_wr) {
+            return Err(Errno::INVAL);
         }
-        if mask & IBV_SRQ_LIMIT != 0 {
-            if attr.srq_limit > self.max_wr {
+        // Made before the lock is taken, for which messages wait.
+        let new = resizes.then(|| RecvQueue::new(attr.max_wr, self.max_sge));
+        self.with_receives(|receives| {
+            let max_wr = match &new {
+                Some(_) => attr.max_wr,
+                None => self.max_wr.load(Ordering::Relaxed),
+            };
+            let limit = if mask & IBV_SRQ_LIMIT != 0 {
+                attr.srq_limit
+            } else {
+                self.limit.load(Ordering::Relaxed)
+            };
+            if limit > max_wr || receives.posted() > max_wr {
                 return Err(Errno::INVAL);
             }
-            epoch::lock(&self.lock);
-            self.limit.store(attr.srq_limit, Ordering::Relaxed);
-            epoch::unlock(&self.lock);
-        }
-        Ok(())
+            self.limit.store(limit, Ordering::Relaxed);
+            Ok(new.map(|new| {
+                while receives.move_oldest(&new).is_some() {}
+                self.max_wr.store(max_wr, Ordering::Relaxed);
+                std::mem::replace(receives, new)
+            }))
+        })
+        // What was there before is freed without the lock.
+        .map(drop)
     }
 
     /// ibv_query_srq(3).
     pub(super) fn query(&self) -> ibv_srq_attr {
         ibv_srq_attr {
-            max_wr: self.max_wr,
+            max_wr: self.max_wr.load(Ordering::Relaxed),
             max_sge: self.max_sge,
             srq_limit: self.limit.load(Ordering::Relaxed),
         }
@@ -177,18 +205,16 @@ impl Srq {
         &self,
         mut wr: *mut ibv_recv_wr,
     ) -> Result<(), (i32, *mut ibv_recv_wr)> {
-        let mut result = Ok(());
-        epoch::lock(&self.lock);
-        // SAFETY: the chain is valid by the caller's promise.
-        while let Some(request) = unsafe { wr.as_ref() } {
-            // SAFETY: as above.
-            if let Err(code) = unsafe { self.receives.post_request(request, self.max_sge) } {
-                result = Err((code, wr));
-                break;
+        let result = self.with_receives(|receives| {
+            // SAFETY: the chain is valid by the caller's promise.
+            while let Some(request) = unsafe { wr.as_ref() } {
+                // SAFETY: as above.
+                unsafe { receives.post_request(request, self.max_sge) }
+                    .map_err(|code| (code, wr))?;
+                wr = request.next;
             }
-            wr = request.next;
-        }
-        epoch::unlock(&self.lock);
+            Ok(())
+        });
         self.serve_waiting();
         result
     }
@@ -197,14 +223,15 @@ impl Srq {
     /// none. The queue pair's receive lock is held.
     #[inline]
     pub(super) fn take(&self, to: &RecvQueue) -> bool {
-        epoch::lock(&self.lock);
-        let left = self.receives.move_oldest(to);
-        let limit = self.limit.load(Ordering::Relaxed);
-        let is_low = left.is_some_and(|left| left < limit);
-        if is_low {
-            self.limit.store(0, Ordering::Relaxed);
-        }
-        epoch::unlock(&self.lock);
+        let (left, is_low) = self.with_receives(|receives| {
+            let left = receives.move_oldest(to);
+            let limit = self.limit.load(Ordering::Relaxed);
+            let is_low = left.is_some_and(|left| left < limit);
+            if is_low {
+                self.limit.store(0, Ordering::Relaxed);
+            }
+            (left, is_low)
+        });
         if is_low {
             self.async_events.raise(ibv_async_event {
                 element: ibv_async_event_element { srq: self.handle() },
@@ -232,7 +259,9 @@ impl Srq {
 
     /// Serves queue pairs that wait, in their order, as long as there are receives.
     fn serve_waiting(&self) {
-        while self.waiting_count.load(Ordering::Relaxed) != 0 && !self.receives.is_empty() {
+        while self.waiting_count.load(Ordering::Relaxed) != 0
+            && self.with_receives(|receives| receives.posted()) != 0
+        {
             let mut waiting = self.waiting();
             let Some(qpn) = waiting.pop_front() else {
                 return;

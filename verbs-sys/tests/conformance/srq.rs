@@ -1,6 +1,11 @@
 //! Shared receive queues.
 
-use std::{ptr, thread, time::Instant};
+use std::{
+    ptr,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Instant,
+};
 
 use libc::{EINVAL, ENOMEM};
 use verbs_sys::{
@@ -11,7 +16,7 @@ use verbs_sys::{
 
 use crate::support::{
     Ends, Link, PATIENCE, QpSetup, Queue, Recv, Refused, Request, Srq, assert_refused, pattern,
-    scripts,
+    say_left_out, scripts,
 };
 
 /// A connection whose end `b` takes its receives from a shared queue.
@@ -210,11 +215,81 @@ scripts! {
         assert!(!ends.b.modify_srq(srq, 0, too_many, ffi::IBV_SRQ_LIMIT));
         assert_eq!(ends.b.srq_limit(srq), 2);
         if ends.is_software() {
-            let both = ffi::IBV_SRQ_LIMIT | ffi::IBV_SRQ_MAX_WR;
-            assert!(!ends.b.modify_srq(srq, 16, 4, both));
             assert!(!ends.b.modify_srq(srq, 0, 4, ffi::IBV_SRQ_LIMIT | 1 << 5));
             assert_eq!(ends.b.srq_limit(srq), 2);
         }
+    }
+
+    /// Receives that are posted stay, in their order, and more find room behind them.
+    fn a_queue_grows(ends: &mut Ends) {
+        if !ends.b.can_resize_srqs() {
+            say_left_out();
+            return;
+        }
+        let srq = ends.b.create_srq(4, 2);
+        let link = shared_link(ends, srq);
+        let first = srq.max_wr as u64;
+        let recv = |id| Recv::new(id, &[link.b_mem.sge(id as usize * 64, 8), link.b_mem.sge(32, 8)]);
+        let list: Vec<Recv> = (0..first).map(recv).collect();
+        ends.b.post_srq(srq, &list);
+        let wanted = srq.max_wr + 20;
+        assert!(ends.b.modify_srq(srq, wanted, 0, ffi::IBV_SRQ_MAX_WR));
+        assert!(ends.b.srq_size(srq) >= wanted);
+        let more: Vec<Recv> = (first..first + 20).map(recv).collect();
+        ends.b.post_srq(srq, &more);
+        for id in 0..first + 20 {
+            ends.a.store_word(link.a_mem, 0, id + 1);
+            ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 8)]));
+            ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+            assert_eq!(ends.b.load_word(link.b_mem, id as usize * 64), id + 1);
+        }
+    }
+
+    fn a_queue_shrinks_to_what_is_posted(ends: &mut Ends) {
+        if !ends.b.can_resize_srqs() {
+            say_left_out();
+            return;
+        }
+        let srq = ends.b.create_srq(16, 1);
+        let link = shared_link(ends, srq);
+        let list: Vec<Recv> = (0..6).map(|id| Recv::new(id, &[])).collect();
+        ends.b.post_srq(srq, &list);
+        for too_small in [0, 5] {
+            assert!(!ends.b.modify_srq(srq, too_small, 0, ffi::IBV_SRQ_MAX_WR));
+            assert_eq!(ends.b.srq_size(srq), 16);
+        }
+        assert!(ends.b.modify_srq(srq, 6, 0, ffi::IBV_SRQ_MAX_WR));
+        assert_eq!(ends.b.srq_size(srq), 6);
+        assert_refused(&ends.b.try_post_srq(srq, &[Recv::new(6, &[])]), ENOMEM, 0);
+        for id in 0..6 {
+            ends.a.transfer(link.a, Request::send(&[]));
+            ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+        }
+        ends.b.post_srq(srq, &list);
+    }
+
+    /// Size and limit are changed together or not at all.
+    fn size_and_limit_go_together(ends: &mut Ends) {
+        if !ends.b.can_resize_srqs() {
+            say_left_out();
+            return;
+        }
+        let both = ffi::IBV_SRQ_LIMIT | ffi::IBV_SRQ_MAX_WR;
+        let srq = ends.b.create_srq(8, 1);
+        let link = shared_link(ends, srq);
+        for (max_wr, limit) in [(4, 5), (0, 0), (1 << 30, 1)] {
+            assert!(!ends.b.modify_srq(srq, max_wr, limit, both));
+            assert_eq!((ends.b.srq_size(srq), ends.b.srq_limit(srq)), (8, 0));
+        }
+        assert!(ends.b.modify_srq(srq, 20, 12, both));
+        assert_eq!((ends.b.srq_size(srq), ends.b.srq_limit(srq)), (20, 12));
+        // A limit that stays must still fit.
+        assert!(!ends.b.modify_srq(srq, 11, 0, ffi::IBV_SRQ_MAX_WR));
+        assert!(ends.b.modify_srq(srq, 12, 0, ffi::IBV_SRQ_MAX_WR));
+        let list: Vec<Recv> = (0..12).map(|id| Recv::new(id, &[])).collect();
+        ends.b.post_srq(srq, &list);
+        ends.a.transfer(link.a, Request::send(&[]));
+        ends.b.expect_srq_event(ffi::IBV_EVENT_SRQ_LIMIT_REACHED, srq);
     }
 
     /// A queue pair that fails leaves the shared receives to the others.
@@ -411,8 +486,9 @@ fn wait(cq: &CompletionQueue) -> WorkCompletion {
     completion
 }
 
-/// Several threads send, two take and post again: every message arrives once, in the order of its
-/// connection, although there are fewer receives than messages under way.
+/// Several threads send, two take and post again, and one changes the queue's size if the device can:
+/// every message arrives once, in the order of its connection, although there are fewer receives than
+/// messages under way.
 #[test]
 fn many_threads_share_a_queue() {
     const SENDERS: usize = 3;
@@ -441,7 +517,20 @@ fn many_threads_share_a_queue() {
     let links: Vec<_> = (0..SENDERS)
         .map(|n| connect(&context, &pd, &srq, &cqs[n % 2]))
         .collect();
+    let ended = AtomicUsize::new(0);
+    let deadline = Instant::now() + PATIENCE;
     thread::scope(|scope| {
+        if context.device().is_software() {
+            scope.spawn(|| {
+                for size in (2..20).cycle() {
+                    if ended.load(Ordering::Relaxed) == cqs.len() || Instant::now() > deadline {
+                        break;
+                    }
+                    srq.resize(size).expect("no other size");
+                    thread::yield_now();
+                }
+            });
+        }
         for (from, send_cq, _) in &links {
             let (region, memory) = (&region, &memory);
             scope.spawn(move || {
@@ -464,7 +553,7 @@ fn many_threads_share_a_queue() {
             });
         }
         for (n, cq) in cqs.iter().enumerate() {
-            let (links, post) = (&links, &post);
+            let (links, post, ended) = (&links, &post, &ended);
             scope.spawn(move || {
                 let mine: Vec<u32> = links
                     .iter()
@@ -481,6 +570,7 @@ fn many_threads_share_a_queue() {
                     *next += 1;
                     post(got.wr_id());
                 }
+                ended.fetch_add(1, Ordering::Relaxed);
             });
         }
     });

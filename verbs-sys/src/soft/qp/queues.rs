@@ -387,10 +387,11 @@ impl RecvQueue {
         Some(tail.wrapping_sub(next))
     }
 
-    /// Whether no posted receive is left.
+    /// Receives that are posted and not used.
     #[inline]
-    pub(in crate::soft) fn is_empty(&self) -> bool {
-        self.done.load(Ordering::Relaxed) == self.tail.load(Ordering::Relaxed)
+    pub(in crate::soft) fn posted(&self) -> u32 {
+        let tail = self.tail.load(Ordering::Relaxed);
+        tail.wrapping_sub(self.done.load(Ordering::Relaxed))
     }
 
     #[inline]

@@ -515,6 +515,8 @@ pub enum Command {
     },
     /// `u32`: the limit of which an event is due
     SrqLimit { srq: usize },
+    /// `u32`: how many receives it holds
+    SrqSize { srq: usize },
     /// `Option<AsyncEvent>`; waits for one if told so
     AsyncEvent { wait: bool },
     /// `Vec<u64>`: the values found by so many fetch-and-adds of 1, with one thread for each queue

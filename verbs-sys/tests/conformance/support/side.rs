@@ -234,6 +234,11 @@ impl Side {
                 let attr = self.srqs[srq].query().expect("no attributes");
                 return json(attr.srq_limit);
             }
+            Command::SrqSize { srq } => {
+                let attr = self.srqs[srq].query().expect("no attributes");
+                assert_eq!(attr.max_wr, self.srqs[srq].max_wr());
+                return json(attr.max_wr);
+            }
             Command::AsyncEvent { wait } => return json(self.async_event(wait)),
             Command::FetchAdds {
                 qps,

@@ -1,5 +1,7 @@
 //! What a test can do with the shared receive queues of an end.
 
+use verbs_sys::ffi;
+
 use super::{AsyncEvent, Command, End, Recv, Refused, Srq};
 
 impl End {
@@ -51,5 +53,15 @@ impl End {
 
     pub fn srq_limit(&mut self, srq: Srq) -> u32 {
         self.call(Command::SrqLimit { srq: srq.id })
+    }
+
+    pub fn srq_size(&mut self, srq: Srq) -> u32 {
+        self.call(Command::SrqSize { srq: srq.id })
+    }
+
+    /// Whether the device says that it changes the size of shared receive queues.
+    pub fn can_resize_srqs(&mut self) -> bool {
+        let capabilities: u32 = self.call(Command::Capabilities);
+        capabilities & ffi::IBV_DEVICE_SRQ_RESIZE != 0
     }
 }
