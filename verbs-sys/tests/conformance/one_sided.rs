@@ -217,8 +217,8 @@ scripts! {
 
     /// A list deeper than the READs that may be outstanding goes through all the same.
     fn more_reads_than_may_be_outstanding_queue_up(ends: &mut Ends) {
-        let setup = QpSetup { max_send_wr: 64, ..QpSetup::default() };
-        let link = ends.link_with(setup, QpSetup::default());
+        let few = QpSetup { max_rd_atomic: 2, ..QpSetup::default() };
+        let link = ends.link_with(QpSetup { max_send_wr: 64, ..few }, few);
         ends.b.store(link.b_mem, 0, &pattern(9, 64 * 100));
         let list: Vec<Request> = (0..64)
             .map(|i| {
@@ -231,5 +231,31 @@ scripts! {
             ends.a.expect(link.a, Queue::Send, id, WcStatus::Success);
         }
         assert_eq!(ends.a.load(link.a_mem, 0, 6400), pattern(9, 6400));
+    }
+
+    /// With one outstanding at a time, READs and atomics wait for each other, and what is posted
+    /// behind them waits for none but the earlier ones.
+    fn one_read_or_atomic_at_a_time_is_enough(ends: &mut Ends) {
+        let one = QpSetup { max_rd_atomic: 1, max_send_wr: 64, ..QpSetup::default() };
+        let link = ends.link_with(one, one);
+        let at = |slot: usize| link.a_mem.sge(slot * 8, 8);
+        let counter = link.b_mem.at(0);
+        let mut list = Vec::new();
+        for turn in 0..20 {
+            list.push(Request::fetch_add(at(3 * turn), counter, 1).id(list.len() as u64));
+            list.push(Request::read(&[at(3 * turn + 1)], counter).id(list.len() as u64));
+            let write = Request::write(&[at(3 * turn)], link.b_mem.at(64 + turn * 8));
+            list.push(write.fenced().id(list.len() as u64));
+        }
+        ends.a.post_send(link.a, &list);
+        for id in 0..list.len() as u64 {
+            ends.a.expect(link.a, Queue::Send, id, WcStatus::Success);
+        }
+        for turn in 0..20 {
+            let before = turn as u64;
+            assert_eq!(ends.a.load_word(link.a_mem, 24 * turn), before);
+            assert_eq!(ends.a.load_word(link.a_mem, 24 * turn + 8), before + 1);
+            assert_eq!(ends.b.load_word(link.b_mem, 64 + 8 * turn), before);
+        }
     }
 }

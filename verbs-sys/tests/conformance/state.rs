@@ -280,3 +280,51 @@ fn requests_are_refused_before_their_state() {
         unsafe { qp.post_recv(&mut recv) }.expect("a receive from INIT on");
     }
 }
+
+/// As many READs and atomics may be outstanding each way as the device says, and no more.
+#[test]
+fn depths_of_reads_are_as_the_device_says() {
+    let limits = open().query_device().expect("no attributes");
+    let as_target = u8::try_from(limits.max_qp_rd_atom).unwrap_or(u8::MAX);
+    let as_initiator = u8::try_from(limits.max_qp_init_rd_atom).unwrap_or(u8::MAX);
+    for (target, initiator) in [(1, 1), (2, 4), (as_target, as_initiator)] {
+        let (qp, mut attr) = fresh();
+        (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (target, initiator);
+        up(&qp, &mut attr, 3);
+        let all = qp.query(classic()).expect("no attributes");
+        assert_eq!(all.max_dest_rd_atomic, target);
+        assert_eq!(all.max_rd_atomic, initiator);
+    }
+    for (below, field) in [(1, as_target), (2, as_initiator)] {
+        let Some(too_many) = field.checked_add(1) else {
+            continue;
+        };
+        let (qp, mut attr) = fresh();
+        up(&qp, &mut attr, below);
+        let before = attr;
+        (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (too_many, too_many);
+        let (_, number, needed, _) = steps()[below];
+        attr.qp_state = number;
+        assert_invalid(&qp, &attr, needed | QpAttrMask::STATE);
+        attr = ibv_qp_attr {
+            qp_state: number,
+            ..before
+        };
+        qp.modify(&attr, needed | QpAttrMask::STATE)
+            .expect("no way up");
+    }
+    // While sending is stopped they can be changed.
+    if open().device().is_software() {
+        let (qp, mut attr) = fresh();
+        up(&qp, &mut attr, 3);
+        attr.qp_state = ffi::IBV_QPS_SQD;
+        qp.modify(&attr, QpAttrMask::STATE).expect("no way to SQD");
+        (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (7, 9);
+        let depths = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MAX_QP_RD_ATOMIC;
+        qp.modify(&attr, depths).expect("no change");
+        let all = qp.query(classic()).expect("no attributes");
+        assert_eq!((all.max_dest_rd_atomic, all.max_rd_atomic), (7, 9));
+        attr.max_rd_atomic = as_initiator + 1;
+        assert_invalid(&qp, &attr, depths);
+    }
+}

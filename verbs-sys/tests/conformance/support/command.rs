@@ -335,6 +335,8 @@ pub struct QpSetup {
     pub min_rnr_timer: u8,
     pub timeout: u8,
     pub retry_cnt: u8,
+    /// READs and atomics outstanding each way.
+    pub max_rd_atomic: u8,
 }
 
 impl Default for QpSetup {
@@ -356,6 +358,7 @@ impl Default for QpSetup {
             // A second: emulated machines are slow, and nothing here depends on it.
             timeout: 18,
             retry_cnt: 7,
+            max_rd_atomic: 16,
         }
     }
 }
@@ -368,6 +371,7 @@ impl QpSetup {
             min_rnr_timer: self.min_rnr_timer,
             timeout: self.timeout,
             retry_cnt: self.retry_cnt,
+            max_rd_atomic: self.max_rd_atomic,
             ..PathOptions::default()
         }
     }
