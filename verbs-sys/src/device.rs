@@ -4,6 +4,7 @@ use std::{env, ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
 use crate::{
     Context, DeviceError,
+    error::check,
     ffi::{self, ibv_device},
     provider::{PROVIDERS, Provider},
     soft,
@@ -188,6 +189,22 @@ pub fn find_device(name: Option<&str>) -> Result<Device, DeviceError> {
         .map(str::to_owned)
         .or_else(|| variable.filter(|value| !value.is_empty()));
     choose(devices()?, wanted, Device::is_active)
+}
+
+/// Makes it safe to fork(2) while memory is registered; ibv_fork_init(3). To be called before the first
+/// device is opened, where real devices are used; the software device is always prepared.
+///
+/// In the child, inherited handles can only be dropped, which leaves the parent's objects alone. It
+/// opens the device anew to use it. Memory of [`Context::alloc_memory`] is shared with the parent on the
+/// software device.
+///
+/// # Errors
+/// [`DeviceError::Fork`].
+pub fn fork_init() -> Result<(), DeviceError> {
+    for provider in PROVIDERS {
+        check((provider.fork_init)()).map_err(DeviceError::Fork)?;
+    }
+    Ok(())
 }
 
 fn choose(

@@ -8,6 +8,9 @@ use crate::{QpAttrMask, QpState};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
+    /// ibv_fork_init(3) failed.
+    #[error("ibv_fork_init failed; it must come before anything else is done with a device")]
+    Fork(#[source] io::Error),
     /// ibv_get_device_list(3) failed.
     #[error("ibv_get_device_list failed")]
     List(#[source] io::Error),

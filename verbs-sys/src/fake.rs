@@ -86,6 +86,7 @@ pub(crate) fn raise(event: ibv_async_event) {
 
 static PROVIDER: Provider = Provider {
     is_software: false,
+    fork_init: || 0,
     get_device_list: |count| {
         let mut device = ibv_device::zeroed();
         for (to, from) in device.name.iter_mut().zip(b"fake0") {

@@ -21,6 +21,7 @@ mod memory;
 mod mr;
 mod mw;
 mod pd;
+mod prepared;
 mod provider;
 mod qp;
 #[cfg(feature = "rdma-core")]
@@ -35,7 +36,7 @@ pub use async_event::{AsyncEvent, AsyncEventKind};
 pub use channel::{CompletionChannel, CompletionEvent};
 pub use context::{Context, GID_INDEX_VARIABLE, Gid};
 pub use cq::CompletionQueue;
-pub use device::{DEVICE_VARIABLE, Device, devices, find_device};
+pub use device::{DEVICE_VARIABLE, Device, devices, find_device, fork_init};
 pub use error::{
     AsyncEventError, BindError, CreateError, DeregisterError, DeviceError, EventError, MemoryError,
     PollError, QueuePairError, RawPostError, ReregisterError, ResizeError, SharedReceiveQueueError,
@@ -44,6 +45,7 @@ pub use memory::HostMemory;
 pub use mr::{AccessFlags, MemoryRegion, Rereg};
 pub use mw::{BindInfo, MemoryWindow, MwType};
 pub use pd::ProtectionDomain;
+pub use prepared::{PreparedSend, RequestFields};
 pub use qp::{
     ParseEndpointError, PathOptions, QpAttrMask, QpState, QpType, QueuePair, QueuePairEndpoint,
     QueuePairInit,

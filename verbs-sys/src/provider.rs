@@ -21,6 +21,8 @@ pub(crate) struct Provider {
     /// Whether its devices are software in this process.
     pub(crate) is_software: bool,
 
+    /// ibv_fork_init(3).
+    pub(crate) fork_init: fn() -> c_int,
     /// ibv_get_device_list(3). Null with `ENOSYS`: this system has no such devices.
     pub(crate) get_device_list: unsafe fn(*mut c_int) -> *mut *mut ibv_device,
     /// ibv_free_device_list(3). Devices that are open stay usable.

@@ -93,6 +93,23 @@ pub enum PostError {
         /// Most bytes.
         max: u32,
     },
+    /// A prepared chain has no such buffer.
+    #[error("there is no buffer {index} in a chain of {len} buffers")]
+    NoBuffer {
+        /// The index given, counted from 0.
+        index: usize,
+        /// Buffers of the chain.
+        len: usize,
+    },
+    /// The chain was prepared by another queue pair, or is released.
+    #[error("this queue pair has no such prepared chain; it was released, or is of another one")]
+    NotPrepared,
+    /// A prepared chain is still at work.
+    #[error("{executions} executions of the chain have not completed; poll for completions first")]
+    Outstanding {
+        /// How many.
+        executions: u32,
+    },
     /// The range does not lie in the buffer.
     #[error("bytes {} to {} do not lie in a buffer of {len}", .range.start, .range.end)]
     Range {

@@ -5,10 +5,12 @@
 //! `unsafe` can use everything here; the promise is made once, by the type of the buffers
 //! ([`Registered`]).
 //!
-//! Every request is signaled, except that a chain of READs makes one completion. Nothing is
-//! allocated after [`OwnedQueuePair::new`].
+//! Every request is signaled, except that a chain makes one completion. Nothing is allocated after
+//! [`OwnedQueuePair::new`], but by [`OwnedQueuePair::prepare`], which lays out a chain that is executed
+//! many times.
 
 mod error;
+mod prepared;
 mod queue_pair;
 mod request;
 mod slots;
@@ -19,6 +21,7 @@ use std::fmt;
 
 pub use self::{
     error::{PostError, Rejected},
+    prepared::{Prepared, PreparedFields, PreparedRequest},
     queue_pair::OwnedQueuePair,
 };
 use crate::{MemoryRegion, Sge, WcStatus};
@@ -29,7 +32,7 @@ use crate::{MemoryRegion, Sge, WcStatus};
 /// [`sge`](Self::sge) always gives the same range of memory. That memory is valid for reading and
 /// writing, and stays where it is when the value moves, as long as the value lives. While the value
 /// is inside an [`OwnedQueuePair`] no other code of this process holds a reference to those bytes,
-/// or counts on their values.
+/// or counts on their values, but through a reference to the value itself that the queue pair gave.
 pub unsafe trait Registered: Send {
     /// Address, length and local key of the whole buffer.
     fn sge(&self) -> Sge;
@@ -57,6 +60,8 @@ unsafe impl Registered for MemoryRegion {
 pub enum WorkKind {
     /// An atomic; the buffer holds the value from before.
     Atomic,
+    /// An execution of a prepared chain.
+    Prepared,
     /// One READ or a chain of READs.
     Read,
     /// A receive; a message is in the buffer.

@@ -9,9 +9,9 @@ use std::{
 };
 
 use super::{
-    Completed, PostError, Registered, Rejected, WorkKind,
+    Completed, PostError, Registered, Rejected, WorkKind, prepared,
     request::{Chain, Request, part_of},
-    slots::{ID_SHIFT, INDEX_BITS, INDEX_SHIFT, LAST, RECEIVE, Slots},
+    slots::{ID_SHIFT, INDEX_BITS, INDEX_SHIFT, LAST, PREPARED, RECEIVE, Slots},
 };
 use crate::{
     QueuePair, RemoteAddr, SendFlags, Sge, WcOpcode, WcStatus, WorkCompletion,
@@ -24,14 +24,17 @@ use crate::{
 /// Dropping it destroys the queue pair first, so that the device touches nothing any more, and then
 /// drops the buffers.
 pub struct OwnedQueuePair<B: Registered> {
-    qp: ManuallyDrop<QueuePair>,
+    pub(super) qp: ManuallyDrop<QueuePair>,
     /// Different for each queue pair of this process that ever was.
     id: u64,
-    sends: Slots<B>,
+    pub(super) sends: Slots<B>,
     receives: Slots<B>,
     /// Requests that still fit into the device's send queue.
-    send_room: u32,
+    pub(super) send_room: u32,
     chain: Chain,
+    pub(super) prepared: Vec<Option<prepared::Chain<B>>>,
+    /// Executions of prepared chains that have not completed.
+    pub(super) executing: usize,
 }
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -50,6 +53,8 @@ impl<B: Registered> OwnedQueuePair<B> {
             receives: Slots::new(max_recv),
             send_room: max_send,
             chain: Chain::new(max_send),
+            prepared: Vec::new(),
+            executing: 0,
         }
     }
 
@@ -70,7 +75,7 @@ impl<B: Registered> OwnedQueuePair<B> {
     /// Send requests and chains that have not completed.
     #[must_use]
     pub fn outstanding_sends(&self) -> usize {
-        self.sends.len()
+        self.sends.len() + self.executing
     }
 
     /// Receives that have not completed.
@@ -341,11 +346,8 @@ impl<B: Registered> OwnedQueuePair<B> {
     #[inline]
     pub fn complete(&mut self, completion: &mut WorkCompletion) -> Option<Completed<B>> {
         let token = completion.wr_id();
-        if token >> ID_SHIFT != self.id {
-            return None;
-        }
+        let index = self.index_of(token)? as u32;
         completion.consume();
-        let index = (token >> INDEX_SHIFT) as u32 & ((1 << INDEX_BITS) - 1);
         let status = completion.status();
         let ok = status == WcStatus::Success;
         if token & RECEIVE != 0 {
@@ -362,6 +364,9 @@ impl<B: Registered> OwnedQueuePair<B> {
                 imm: if ok { completion.imm_data() } else { None },
                 buffer,
             });
+        }
+        if token & PREPARED != 0 {
+            return self.complete_prepared(token, status);
         }
         if token & LAST == 0 {
             if let Some(chain) = self.sends.get_mut(index).filter(|_| !ok) {
@@ -388,8 +393,15 @@ impl<B: Registered> OwnedQueuePair<B> {
     }
 
     #[inline]
-    fn word(&self, index: u32) -> u64 {
+    pub(super) fn word(&self, index: u32) -> u64 {
         self.id << ID_SHIFT | u64::from(index) << INDEX_SHIFT
+    }
+
+    /// The index in a word, if it is of this queue pair.
+    #[inline]
+    pub(super) fn index_of(&self, word: u64) -> Option<usize> {
+        let index = (word >> INDEX_SHIFT) as usize & ((1 << INDEX_BITS) - 1);
+        (word >> ID_SHIFT == self.id).then_some(index)
     }
 
     #[inline(always)]
@@ -487,6 +499,7 @@ impl<B: Registered> Drop for OwnedQueuePair<B> {
             // The device may still be working on the buffers, so they must never be reused.
             mem::forget(mem::replace(&mut self.sends, Slots::new(0)));
             mem::forget(mem::replace(&mut self.receives, Slots::new(0)));
+            mem::forget(mem::take(&mut self.prepared));
         }
         log_destroy("ibv_destroy_qp", result);
     }

@@ -5,10 +5,12 @@ use super::WorkKind;
 use crate::WcStatus;
 
 // The word of a request, from the lowest bit: whether it is a receive, whether it is the last of its
-// chain, the index of its slot, and the number of the queue pair (from 1, so no word is 0).
+// chain, whether that chain is a prepared one, the index of its slot or of that chain, and the number
+// of the queue pair (from 1, so no word is 0).
 pub(super) const RECEIVE: u64 = 1;
 pub(super) const LAST: u64 = 1 << 1;
-pub(super) const INDEX_SHIFT: u32 = 2;
+pub(super) const PREPARED: u64 = 1 << 2;
+pub(super) const INDEX_SHIFT: u32 = 3;
 pub(super) const INDEX_BITS: u32 = 20;
 pub(super) const ID_SHIFT: u32 = INDEX_SHIFT + INDEX_BITS;
 

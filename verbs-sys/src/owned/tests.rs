@@ -414,3 +414,45 @@ fn slots_never_exceed_the_device_and_can_move_to_another_thread() {
     fn assert_send<T: Send>(_: &T) {}
     assert_send(&bench.qp);
 }
+
+/// Half a chain: the device may be at work on it, so its buffers stay until the queue pair is gone.
+#[test]
+fn a_prepared_chain_posted_in_part_keeps_its_buffers() {
+    let mut bench = Bench::new(4, 4);
+    let buffers = vec![bench.buffer(64), bench.buffer(64)];
+    let requests = [0, 1, 0].map(|buffer| PreparedRequest::write(buffer, 0..8, REMOTE, None));
+    let chain = bench.qp.prepare(buffers, &requests).unwrap();
+    fake::with(|state| state.accept = Some(2));
+    let error = bench.qp.execute(chain).unwrap_err();
+    assert!(matches!(
+        error,
+        PostError::ChainBroken {
+            posted: 2,
+            len: 3,
+            ..
+        }
+    ));
+    assert!(bench.qp.release(chain).is_err());
+    assert!(bench.qp.prepared_buffers(chain).is_none());
+    assert_eq!((bench.live(), bench.qp.send_room()), (2, 2));
+    let Bench { qp, alive } = bench;
+    fake::with(|state| state.destroyed.clear());
+    drop(qp);
+    let gone = fake::with(|state| state.destroyed.clone());
+    assert_eq!(gone[0], "qp");
+    assert_eq!(gone.iter().filter(|name| **name == "buffer").count(), 2);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// A queue pair that could not be destroyed may still be at work.
+#[test]
+fn prepared_buffers_leak_with_their_queue_pair() {
+    let mut bench = Bench::new(4, 4);
+    let buffers = vec![bench.buffer(64)];
+    let request = PreparedRequest::write(0, 0..8, REMOTE, None);
+    bench.qp.prepare(buffers, &[request]).unwrap();
+    fake::with(|state| state.busy.push("qp"));
+    let Bench { qp, alive } = bench;
+    drop(qp);
+    assert_eq!(Arc::strong_count(&alive), 2);
+}

@@ -30,6 +30,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// The control calls of real devices.
 pub(crate) static PROVIDER: Provider = Provider {
     is_software: false,
+    // SAFETY: it has no conditions.
+    fork_init: || unsafe { sys::ibv_fork_init() },
     // SAFETY: see above.
     get_device_list: |count| unsafe { sys::ibv_get_device_list(count).cast() },
     // SAFETY: see above.

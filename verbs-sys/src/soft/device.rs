@@ -61,6 +61,18 @@ pub(super) unsafe fn context<'a>(context: *mut ibv_context) -> &'a Context {
     unsafe { &*context.byte_sub(offset).cast::<Context>() }
 }
 
+/// Whether an object of this context is the parent's, and this is a forked child, which must leave it
+/// alone.
+///
+/// # Safety
+///
+/// As for [`context`].
+pub(super) unsafe fn is_inherited(handle: *mut ibv_context) -> bool {
+    // SAFETY: by the caller's promise.
+    let process = unsafe { context(handle) }.process();
+    process.is_ok_and(|process| process.is_inherited())
+}
+
 impl Context {
     pub(super) fn process(&self) -> Result<&Arc<Process>, Errno> {
         self.process.as_ref().ok_or(Errno::NODEV)

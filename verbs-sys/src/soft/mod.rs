@@ -11,6 +11,7 @@ mod cq;
 mod device;
 mod epoch;
 mod events;
+mod fork;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod identity;
@@ -37,6 +38,10 @@ use crate::provider::Provider;
 /// The software device's control calls.
 pub(crate) static PROVIDER: Provider = Provider {
     is_software: true,
+    fork_init: || {
+        fork::watch();
+        0
+    },
     get_device_list: device::get_device_list,
     free_device_list: device::free_device_list,
     get_device_guid: device::get_device_guid,

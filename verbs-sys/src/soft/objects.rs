@@ -14,7 +14,7 @@ pub(super) use self::regions::{dereg_mr, reg_mr, rereg_mr};
 use super::ah::{self, Ah};
 use super::channel::Channel;
 use super::cq::Cq;
-use super::device::context;
+use super::device::{context, is_inherited};
 use super::qp::Qp;
 use super::shared;
 use super::srq::Srq;
@@ -81,6 +81,10 @@ pub(super) unsafe fn alloc_memory(handle: *mut ibv_context, len: usize) -> *mut 
 
 pub(super) unsafe fn free_memory(handle: *mut ibv_context, start: *mut c_void, _: usize) -> c_int {
     // SAFETY: see above.
+    if unsafe { is_inherited(handle) } {
+        return 0;
+    }
+    // SAFETY: see above.
     let context = unsafe { context(handle) };
     code(context.process().and_then(|process| {
         process.arenas.free(process.info(), start as u64)?;
@@ -112,6 +116,10 @@ pub(super) unsafe fn alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
 
 pub(super) unsafe fn dealloc_pd(handle: *mut ibv_pd) -> c_int {
     // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
+    // SAFETY: see above.
     let pd = unsafe { &*handle.cast::<Pd>() };
     if pd.children.load(Ordering::Acquire) != 0 {
         return libc::EBUSY;
@@ -139,6 +147,10 @@ pub(super) unsafe fn create_ah(handle: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
 
 pub(super) unsafe fn destroy_ah(handle: *mut ibv_ah) -> c_int {
     // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
+    // SAFETY: see above.
     let pd = unsafe { ah::destroy(handle) };
     // SAFETY: a handle's domain outlives it.
     let pd = unsafe { &*pd.cast::<Pd>() };
@@ -151,6 +163,10 @@ pub(super) unsafe fn create_comp_channel(handle: *mut ibv_context) -> *mut ibv_c
 }
 
 pub(super) unsafe fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
     let raw = handle.cast::<Channel>().cast_const();
     // SAFETY: see above.
     if unsafe { &*raw }.has_cqs() {
@@ -230,6 +246,10 @@ pub(super) unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub(super) unsafe fn destroy_cq(handle: *mut ibv_cq) -> c_int {
+    // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
     let raw = handle.cast::<Cq>().cast_const();
     // SAFETY: see above.
     if let Err(error) = unsafe { &*raw }.retire() {
@@ -324,6 +344,10 @@ pub(super) unsafe fn query_qp(
 }
 
 pub(super) unsafe fn destroy_qp(handle: *mut ibv_qp) -> c_int {
+    // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
     // SAFETY: see above.
     if let Err(error) = unsafe { qp(handle) }.destroy() {
         return error.raw_os_error();

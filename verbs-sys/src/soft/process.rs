@@ -20,7 +20,7 @@ use super::memory::Arenas;
 use super::mw::{Execution, Windows};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
-use super::{epoch, identity, service};
+use super::{epoch, fork, identity, service};
 
 /// How long after a request for it the upkeep thread looks at the queue pairs.
 const NUDGE_AFTER_NS: u64 = 1_000_000;
@@ -28,6 +28,8 @@ const NUDGE_AFTER_NS: u64 = 1_000_000;
 /// Everything the contexts of this process share.
 #[derive(Debug)]
 pub(super) struct Process {
+    /// Its number in the system; a forked child that has inherited this has another.
+    pid: u32,
     pub slot: u32,
     pub gids: Vec<[u8; 16]>,
     pub keys: keys::Allocator,
@@ -93,13 +95,12 @@ impl Process {
     }
 
     pub(super) fn release(process: Arc<Self>) {
-        let mut open = lock(&OPEN);
-        let Some(state) = open.as_mut() else { return };
-        if !Arc::ptr_eq(&state.process, &process) {
-            // The parent's, closed by a child that has its own.
+        if process.is_inherited() {
             std::mem::forget(process);
             return;
         }
+        let mut open = lock(&OPEN);
+        let Some(state) = open.as_mut() else { return };
         state.contexts -= 1;
         if state.contexts == 0 {
             signal(&process.halt);
@@ -111,7 +112,14 @@ impl Process {
         }
     }
 
+    /// Whether it is the parent's, and this is a forked child: then what is shared with the parent is
+    /// not to be touched.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
     fn new() -> Result<Self, Errno> {
+        fork::watch();
         let (slot, listener) = identity::claim_slot()?;
         let info_file = segment::create("verbs-soft0-info", size_of::<Info>())?;
         let mailbox_file = segment::create("verbs-soft0-mailbox", size_of::<Mailbox>())?;
@@ -123,6 +131,7 @@ impl Process {
         }
         let probe = Box::new(MAGIC);
         let process = Self {
+            pid: std::process::id(),
             slot,
             gids: identity::gids(),
             keys: keys::Allocator::new(),

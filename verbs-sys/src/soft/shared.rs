@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::device::context;
+use super::device::{context, is_inherited};
 use super::objects::{Pd, code, pointer};
 use super::srq::Srq;
 use crate::ffi::*;
@@ -55,6 +55,10 @@ pub(super) unsafe fn query_srq(handle: *mut ibv_srq, attr: *mut ibv_srq_attr) ->
 }
 
 pub(super) unsafe fn destroy_srq(handle: *mut ibv_srq) -> c_int {
+    // SAFETY: see above.
+    if unsafe { is_inherited((*handle).context) } {
+        return 0;
+    }
     // SAFETY: see above.
     if let Err(error) = unsafe { srq(handle) }.retire() {
         return error.raw_os_error();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::super::device::{Context, context};
+use super::super::device::{Context, context, is_inherited};
 use super::super::keys::Range;
 use super::super::process::Process;
 use super::super::qp::{Bind, Qp};
@@ -70,6 +70,10 @@ pub(in crate::soft) unsafe fn reg_mr(
 pub(in crate::soft) unsafe fn dereg_mr(handle: *mut ibv_mr) -> c_int {
     // SAFETY: see above.
     let Mr { mr, access } = unsafe { &*handle.cast::<Mr>() };
+    // SAFETY: a region's context outlives it.
+    if unsafe { is_inherited(mr.context) } {
+        return 0;
+    }
     // SAFETY: a region's context outlives it.
     if let Ok(process) = unsafe { context(mr.context) }.process() {
         if let Err(error) = withdraw(process, mr.lkey, *access).and_then(|()| process.quiesce()) {
@@ -269,6 +273,10 @@ pub(super) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     // SAFETY: see above.
     let window = unsafe { *handle };
     // SAFETY: a window's context outlives it.
+    if unsafe { is_inherited(window.context) } {
+        return 0;
+    }
+    // SAFETY: as above.
     if let Ok(process) = unsafe { context(window.context) }.process()
         && let Err(error) = process.windows.dealloc(process, window.handle)
     {

@@ -1,4 +1,4 @@
-//! The straight way: one WRITE or READ of one element, with nothing before it in the queue.
+//! The straight way: a WRITE or READ of one element, with nothing unfinished before it in the queue.
 //!
 //! It makes the checks of the general way, in the same words, and leaves everything unusual to it:
 //! a request that is refused here has changed nothing.
@@ -24,20 +24,32 @@ impl Qp {
     /// As for `post_send`.
     #[inline(always)]
     pub(super) unsafe fn execute_direct(&self, wr: &ibv_send_wr) -> bool {
-        let straight = wr.next.is_null()
-            && wr.num_sge == 1
+        if !wr.next.is_null() {
+            return false;
+        }
+        // SAFETY: as for this function.
+        let signaled = unsafe { self.execute_straight(wr) };
+        if signaled == Some(true) {
+            self.send_cq.notify(false);
+        }
+        signaled.is_some()
+    }
+
+    /// Executes a request if it is of the straight kind; whether its completion is one that somebody
+    /// has to be told of. The send lock is held.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(always)]
+    pub(super) unsafe fn execute_straight(&self, wr: &ibv_send_wr) -> Option<bool> {
+        let straight = wr.num_sge == 1
             && wr.send_flags & IBV_SEND_INLINE == 0
             && matches!(wr.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ)
             && self.cap.max_send_sge != 0;
-        // SAFETY: as for this function.
-        straight && unsafe { self.execute_straight(wr) }.is_some()
-    }
-
-    /// # Safety
-    ///
-    /// As for `execute_direct`.
-    #[inline(always)]
-    unsafe fn execute_straight(&self, wr: &ibv_send_wr) -> Option<()> {
+        if !straight {
+            return None;
+        }
         let position = self.sq.tail.load(Ordering::Relaxed);
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
         if !idle || self.sq.is_full(position) || self.state() != IBV_QPS_RTS {
@@ -90,9 +102,6 @@ impl Qp {
         self.sq.tail.store(next, Ordering::Relaxed);
         self.sq.exec.store(next, Ordering::Relaxed);
         self.sq.done.store(next, Ordering::Release);
-        if signaled {
-            self.send_cq.notify(false);
-        }
-        Some(())
+        Some(signaled)
     }
 }

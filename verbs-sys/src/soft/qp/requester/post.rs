@@ -61,7 +61,13 @@ impl Qp {
             // SAFETY: the chain is valid by the caller's promise.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
-                unsafe { self.post_one(request, owed, bell) }.map_err(|code| (code, wr))?;
+                match unsafe { self.execute_straight(request) } {
+                    Some(signaled) => owed.completed |= signaled,
+                    // SAFETY: as above.
+                    None => {
+                        unsafe { self.post_one(request, owed, bell) }.map_err(|code| (code, wr))?;
+                    }
+                }
                 wr = request.next;
             }
             Ok(())

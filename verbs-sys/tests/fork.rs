@@ -1,0 +1,219 @@
+//! A program that uses the software device forks. One test alone is in this program, so that nothing
+//! else goes on in it.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+use common::{ALL, Pair, Queue, Result, Side, bytes, remote};
+use verbs_sys::{
+    Context, MemoryRegion, PathOptions, ProtectionDomain, QpType, QueuePairInit, RemoteAddr,
+    SendFlags, WcStatus, find_device, fork_init, owned::OwnedQueuePair,
+};
+
+/// What each end tells the other: itself, and a region.
+fn greet(
+    stream: &mut BufReader<UnixStream>,
+    side: &Side,
+    path: &PathOptions,
+    region: &MemoryRegion,
+) -> Result<(String, RemoteAddr)> {
+    let endpoint = side.qp.queue_pair().endpoint(path, 5)?;
+    let line = format!("{endpoint} {} {}\n", region.addr(), region.rkey());
+    stream.get_mut().write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_line(&mut answer)?;
+    let mut words = answer.split_whitespace();
+    let mut word = || words.next().ok_or("the other end is gone");
+    let endpoint = word()?.to_owned();
+    let (addr, rkey) = (word()?.parse()?, word()?.parse()?);
+    Ok((endpoint, RemoteAddr { addr, rkey }))
+}
+
+fn side(context: &Context, pd: &ProtectionDomain) -> Result<Side> {
+    let channel = context.create_comp_channel()?;
+    let cq = context.create_cq(64, Some(&channel))?;
+    let init = QueuePairInit {
+        max_inline_data: 64,
+        ..QueuePairInit::new(&cq, &cq)
+    };
+    let qp: Queue = OwnedQueuePair::new(pd.create_qp(&init)?, 16, 16);
+    qp.queue_pair().to_init(ALL, 1)?;
+    Ok(Side { qp, cq, channel })
+}
+
+/// Connects a side to that of the other process; gives the other's memory.
+fn meet(
+    stream: &mut BufReader<UnixStream>,
+    side: &Side,
+    context: &Context,
+    region: &MemoryRegion,
+) -> Result<RemoteAddr> {
+    let path = PathOptions {
+        gid_index: context.choose_gid(1)?.0,
+        ..PathOptions::default()
+    };
+    let (endpoint, theirs) = greet(stream, side, &path, region)?;
+    side.qp.queue_pair().to_rtr(&endpoint.parse()?, &path)?;
+    side.qp.queue_pair().to_rts(5, &path)?;
+    Ok(theirs)
+}
+
+/// The whole of what a pair can do, within the parent.
+fn works(pair: &mut Pair) -> Result {
+    let target = pair.region(4096, 0)?;
+    let source = pair.region(4096, 6)?;
+    let receive = pair.region(4096, 0)?;
+    pair.right.qp.post_recv(receive)?;
+    pair.left
+        .qp
+        .write(source, 0..100, remote(&target, 0), None)?;
+    let source = pair.left.next()?.buffer.ok_or("no buffer")?;
+    assert_eq!(bytes(&target, 0..101), [vec![6; 100], vec![0]].concat());
+    pair.right.cq.req_notify(false)?;
+    pair.left
+        .qp
+        .send(source, 0..200, SendFlags::empty(), None)?;
+    let event = pair.right.channel.wait_timeout(Duration::from_secs(60))?;
+    assert!(event.is_some_and(|event| event.is_of(&pair.right.cq)));
+    let message = pair.right.next()?;
+    assert_eq!(bytes(&message.buffer.ok_or("no buffer")?, 0..200), [6; 200]);
+    assert_eq!(pair.left.next()?.status, WcStatus::Success);
+    Ok(())
+}
+
+/// The child: lets go of what it has inherited, and uses a device of its own.
+fn child(inherited: (Pair, MemoryRegion, verbs_sys::QueuePair), stream: UnixStream) -> Result {
+    let mut stream = BufReader::new(stream);
+    drop(inherited);
+    stream.get_mut().write_all(b"dropped\n")?;
+
+    let context = find_device(Some("soft0"))?.open()?;
+    let pd = context.alloc_pd()?;
+    let memory = context.alloc_memory(4096)?;
+    let region = pd.reg_memory(&memory, ALL)?;
+    let buffer = pd.reg_memory(&context.alloc_memory(4096)?, ALL)?;
+    let mut side = side(&context, &pd)?;
+    side.qp.post_recv(buffer)?;
+    let theirs = meet(&mut stream, &side, &context, &region)?;
+    let message = side.next()?;
+    let buffer = message.buffer.ok_or("no buffer")?;
+    assert_eq!(bytes(&buffer, 0..6), b"parent");
+    // The parent wrote before it sent.
+    assert_eq!(bytes(&region, 0..8), [9; 8]);
+    side.qp.write(region, 0..8, theirs, None)?;
+    side.next()?;
+    side.qp.send_inline(b"child", SendFlags::empty(), None)?;
+    assert_eq!(side.next()?.status, WcStatus::Success);
+    // Stays until the parent has seen all.
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    Ok(())
+}
+
+/// The status that the child ends with.
+fn wait_for_child(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: a place for the status.
+    let found = unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(found, pid);
+    status
+}
+
+#[test]
+fn a_forked_child_leaves_its_parents_device_alone() -> Result {
+    fork_init()?;
+    if !find_device(None)?.is_software() {
+        return Ok(());
+    }
+    let mut pair = Pair::new()?;
+    works(&mut pair)?;
+    let kept = pair.region(4096, 3)?;
+    // A datagram queue pair has a name in the system that the next one of its number takes again.
+    let datagrams = |pair: &Pair| {
+        let init = QueuePairInit {
+            qp_type: QpType::Ud,
+            ..QueuePairInit::new(&pair.left.cq, &pair.left.cq)
+        };
+        pair.pd.create_qp(&init)
+    };
+    let named = datagrams(&pair)?;
+    let number = named.qp_num();
+    let (here, there) = UnixStream::pair()?;
+    here.set_read_timeout(Some(Duration::from_secs(60)))?;
+    there.set_read_timeout(Some(Duration::from_secs(60)))?;
+
+    // SAFETY: the child uses what a child of a process with threads may use with glibc: it allocates
+    // and makes threads; it ends without running anything of the parent's.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "cannot fork");
+    if pid == 0 {
+        drop(here);
+        let inherited = (pair, kept, named);
+        let result = catch_unwind(AssertUnwindSafe(|| child(inherited, there)));
+        let code = match result {
+            Ok(Ok(())) => 0,
+            Ok(Err(error)) => {
+                eprintln!("the child failed: {error}");
+                1
+            }
+            Err(_) => 2,
+        };
+        // SAFETY: it ends here.
+        unsafe { libc::_exit(code) };
+    }
+    drop(there);
+    let mut stream = BufReader::new(here);
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    assert_eq!(line, "dropped\n");
+
+    // All of it is as it was.
+    assert_eq!(bytes(&kept, 0..4096), [3; 4096]);
+    works(&mut pair)?;
+    drop(named);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let again = datagrams(&pair)?;
+        if again.qp_num() == number {
+            break;
+        }
+        assert!(Instant::now() < deadline, "its number does not come again");
+    }
+
+    let region = pair.region(4096, 9)?;
+    let receive = pair.region(4096, 0)?;
+    let mut side = side(&pair.context, &pair.pd)?;
+    side.qp.post_recv(receive)?;
+    let target = pair.region(4096, 0)?;
+    let theirs = meet(&mut stream, &side, &pair.context, &target)?;
+    side.qp.write(region, 0..8, theirs, None)?;
+    assert_eq!(side.next()?.status, WcStatus::Success);
+    side.qp.send_inline(b"parent", SendFlags::empty(), None)?;
+    let mut ended = [side.next()?, side.next()?];
+    // The child's message may come before the acknowledgement.
+    ended.sort_by_key(|ended| ended.byte_len);
+    assert!(ended.iter().all(|ended| ended.status == WcStatus::Success));
+    let message = ended[1].buffer.as_ref().ok_or("no buffer")?;
+    assert_eq!(bytes(message, 0..5), b"child");
+    assert_eq!(bytes(&target, 0..8), [9; 8]);
+    works(&mut pair)?;
+
+    stream.get_mut().write_all(b"go\n")?;
+    assert_eq!(wait_for_child(pid), 0);
+    // The child's end is noticed, and hurts nobody else.
+    side.qp.send_inline(b"gone", SendFlags::empty(), None)?;
+    // Known already, or found out.
+    let status = side.next()?.status;
+    assert!(matches!(
+        status,
+        WcStatus::WrFlushErr | WcStatus::RetryExcErr
+    ));
+    works(&mut pair)?;
+    Ok(())
+}
