@@ -5,6 +5,8 @@
 //! no locked instruction between a copy and its completion.
 
 mod room;
+#[cfg(test)]
+mod tests;
 
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;

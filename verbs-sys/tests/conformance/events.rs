@@ -1,8 +1,10 @@
 //! Completion channels.
 
+use std::thread;
+
 use verbs_sys::WcStatus;
 
-use crate::support::{QpSetup, Queue, Recv, Request, scripts};
+use crate::support::{Command, Ends, QpSetup, Queue, Recv, Request, scripts};
 
 scripts! {
     /// A request posted after arming, while the peer's program does nothing, or nothing more.
@@ -91,9 +93,14 @@ scripts! {
             ends.a.transfer(link.a, plain);
             ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
             ends.b.assert_no_event();
-            ends.a.transfer(link.a, solicited);
+            ends.a.transfer(link.a, solicited.clone());
             assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
             ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
+            // One event for one request for it.
+            ends.b.post_recv(link.b, &[Recv::new(3, &[])]);
+            ends.a.transfer(link.a, solicited);
+            ends.b.expect(link.b, Queue::Recv, 3, WcStatus::Success);
+            ends.b.assert_no_event();
         }
     }
 
@@ -162,5 +169,58 @@ scripts! {
         assert_eq!(ends.b.wait_event(), (link.b.num, Queue::Recv));
         ends.b.expect(link.b, Queue::Recv, 1, WcStatus::WrFlushErr);
         ends.a.expect(link.a, Queue::Send, 2, WcStatus::RemAccessErr);
+    }
+
+    /// However many queues are on one channel, each event is of the right one, and none is lost.
+    fn many_queues_share_a_channel(ends: &mut Ends) {
+        let links = [(); 16].map(|()| ends.link());
+        for round in 0..3 {
+            for link in links {
+                ends.b.post_recv(link.b, &[Recv::new(round, &[])]);
+                ends.b.arm(link.b, Queue::Recv, round == 1);
+            }
+            // Every one, in another order than they were made in.
+            for turn in 0..16 {
+                let link = links[(turn * 7 + 3) % 16];
+                ends.a.transfer(link.a, Request::send(&[]).solicited());
+            }
+            let mut named: Vec<u32> = (0..16)
+                .map(|_| match ends.b.wait_event() {
+                    (num, Queue::Recv) => num,
+                    other => panic!("an event of {other:?}"),
+                })
+                .collect();
+            ends.b.assert_no_event();
+            named.sort_unstable();
+            let mut all = links.map(|link| link.b.num);
+            all.sort_unstable();
+            assert_eq!(named, all);
+            for link in links {
+                ends.b.expect(link.b, Queue::Recv, round, WcStatus::Success);
+            }
+        }
+    }
+
+    /// Arming and polling race with what arrives: whoever polls once more after arming, and sleeps if
+    /// there is nothing, misses nothing.
+    fn a_sleeper_misses_nothing(ends: &mut Ends) {
+        let count = if ends.is_software() { 1_000 } else { 100 };
+        for one_cq in [false, true] {
+            let link = ends.link_with(QpSetup::default(), QpSetup { one_cq, ..QpSetup::default() });
+            let Ends { a, b } = ends;
+            thread::scope(|scope| {
+                let sleeper = scope.spawn(move || {
+                    let () = b.call(Command::ReceiveAsleep { qp: link.b.id, count });
+                });
+                for number in 0..count {
+                    a.transfer(link.a, Request::send_imm(&[], number).id(number.into()));
+                    if number % 64 == 0 {
+                        // Now and then it has the time to fall asleep.
+                        thread::yield_now();
+                    }
+                }
+                sleeper.join().expect("the sleeper failed");
+            });
+        }
     }
 }

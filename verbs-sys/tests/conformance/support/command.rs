@@ -523,6 +523,8 @@ pub enum Command {
     SrqSize { srq: usize },
     /// `Option<AsyncEvent>`; waits for one if told so
     AsyncEvent { wait: bool },
+    /// `()`: receives so many messages, whose immediates count up from 0, asleep while none is there
+    ReceiveAsleep { qp: usize, count: u32 },
     /// `Vec<u64>`: the values found by so many fetch-and-adds of 1, with one thread for each queue
     /// pair, all at once
     FetchAdds {

@@ -240,6 +240,7 @@ impl Side {
                 return json(attr.max_wr);
             }
             Command::AsyncEvent { wait } => return json(self.async_event(wait)),
+            Command::ReceiveAsleep { qp, count } => self.receive_asleep(qp, count),
             Command::FetchAdds {
                 qps,
                 results,

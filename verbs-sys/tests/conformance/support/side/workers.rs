@@ -1,8 +1,31 @@
 //! Work that an end does on its own, in threads: as fast as it can, until it is done or refused.
 
-use super::*;
+use super::{super::command::Recv, *};
 
 impl Side {
+    pub(super) fn receive_asleep(&self, qp: usize, count: u32) {
+        let pair = self.pair(qp);
+        let receive = [Recv::new(0, &[])];
+        for _ in 0..pair.setup.max_recv_wr.min(count) {
+            post_recv(&pair.qp, &receive).expect("cannot post");
+        }
+        let mut next = 0;
+        while next < count {
+            pair.recv_cq.req_notify(false).expect("cannot arm");
+            let before = next;
+            while let Some(completion) = poll(&pair.recv_cq) {
+                assert_eq!(completion.status(), WcStatus::Success);
+                assert_eq!(completion.imm, Some(next));
+                next += 1;
+                post_recv(&pair.qp, &receive).expect("cannot post");
+            }
+            if next == before {
+                let event = self.channel.wait_timeout(PATIENCE).expect("no channel");
+                event.expect("a message has come, and no event of it");
+            }
+        }
+    }
+
     pub(super) fn batter(
         &self,
         qps: &[usize],
