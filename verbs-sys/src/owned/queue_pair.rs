@@ -34,7 +34,7 @@ pub struct OwnedQueuePair<B: Registered> {
     chain: Chain,
     pub(super) prepared: Vec<Option<prepared::Chain<B>>>,
     /// Executions of prepared chains that have not completed.
-    pub(super) executing: usize,
+    pub(super) executing: u32,
 }
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -75,7 +75,7 @@ impl<B: Registered> OwnedQueuePair<B> {
     /// Send requests and chains that have not completed.
     #[must_use]
     pub fn outstanding_sends(&self) -> usize {
-        self.sends.len() + self.executing
+        self.sends.len() + self.executing as usize
     }
 
     /// Receives that have not completed.

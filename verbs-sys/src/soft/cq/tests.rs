@@ -32,13 +32,11 @@ fn destroying_a_queue_waits_for_acknowledgements() {
     }
     // Two of one, one of each of the others.
     let mut delivered = [0; 16];
-    while delivered.iter().any(|count| *count == 0) || delivered.iter().all(|count| *count < 2) {
+    while delivered.contains(&0) || delivered.iter().all(|count| *count < 2) {
         let (mut cq, mut found) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { (PROVIDER.get_cq_event)(channel, &mut cq, &mut found) },
-            0
-        );
+        let code = unsafe { (PROVIDER.get_cq_event)(channel, &mut cq, &mut found) };
+        assert_eq!(code, 0);
         assert_eq!(found, (&raw mut word).cast());
         let which = queues.iter().position(|queue| *queue == cq);
         delivered[which.expect("of another queue")] += 1;

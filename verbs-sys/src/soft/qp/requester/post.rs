@@ -63,9 +63,10 @@ impl Qp {
                 // SAFETY: as above.
                 match unsafe { self.execute_straight(request) } {
                     Some(signaled) => owed.completed |= signaled,
-                    // SAFETY: as above.
                     None => {
-                        unsafe { self.post_one(request, owed, bell) }.map_err(|code| (code, wr))?;
+                        // SAFETY: as above.
+                        let posted = unsafe { self.post_one(request, owed, bell) };
+                        posted.map_err(|code| (code, wr))?;
                     }
                 }
                 wr = request.next;
