@@ -135,6 +135,21 @@ impl Context {
         Ok(Gid(unsafe { gid.raw }))
     }
 
+    /// An entry of a port's table of partition keys, host byte order; ibv_query_pkey(3). The highest
+    /// bit says that the port is a full member of the partition.
+    ///
+    /// # Errors
+    /// [`DeviceError::Query`].
+    pub fn query_pkey(&self, port: u8, index: u32) -> Result<u16, DeviceError> {
+        let mut pkey = 0;
+        let call = || format!("ibv_query_pkey({port}, {index})");
+        let number = c_int::try_from(index).unwrap_or(c_int::MAX);
+        // SAFETY: the context is open and the place is valid for writing.
+        let code = unsafe { (self.provider().query_pkey)(self.as_raw(), port, number, &mut pkey) };
+        self.answered(code, call)?;
+        Ok(u16::from_be(pkey))
+    }
+
     /// The address to use on a port, with its index: the index in the environment variable
     /// `VERBS_GID_INDEX`, else the first IPv4-mapped address, else the first that is not zero.
     /// RoCE v1 addresses of real devices are passed over where the device tells.

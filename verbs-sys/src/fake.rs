@@ -156,6 +156,14 @@ static PROVIDER: Provider = Provider {
         unsafe { (*gid).raw = raw };
         0
     },
+    query_pkey: |_, _, index, pkey| {
+        if index != 0 {
+            return libc::EINVAL;
+        }
+        // SAFETY: the caller gives room.
+        unsafe { *pkey = 0x8001_u16.to_be() };
+        0
+    },
     get_async_event: |_, event| {
         with(|state| {
             let fd = state.async_fd.as_ref().expect("a context is open");

@@ -39,6 +39,8 @@ pub(crate) struct Provider {
     pub(crate) query_port: unsafe fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
     /// ibv_query_gid(3).
     pub(crate) query_gid: unsafe fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int,
+    /// ibv_query_pkey(3), network byte order.
+    pub(crate) query_pkey: unsafe fn(*mut ibv_context, u8, c_int, *mut u16) -> c_int,
 
     /// ibv_get_async_event(3): 0, or -1 with `errno`.
     pub(crate) get_async_event: unsafe fn(*mut ibv_context, *mut ibv_async_event) -> c_int,

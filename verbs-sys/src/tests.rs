@@ -549,3 +549,11 @@ fn a_resized_queue_tells_its_new_size() {
     assert!(error.to_string().contains("ibv_resize_cq to 3 entries"));
     assert_eq!(cq.capacity(), 40);
 }
+
+#[test]
+fn partition_keys_are_in_host_order() {
+    let context = fake::open();
+    assert_eq!(context.query_pkey(1, 0).unwrap(), 0x8001);
+    let error = context.query_pkey(1, 3).unwrap_err();
+    assert!(error.to_string().contains("ibv_query_pkey(1, 3)"));
+}

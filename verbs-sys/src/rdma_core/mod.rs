@@ -49,6 +49,10 @@ pub(crate) static PROVIDER: Provider = Provider {
         // SAFETY: see above.
         unsafe { sys::ibv_query_gid(context.cast(), port, index, gid.cast()) }
     },
+    query_pkey: |context, port, index, pkey| {
+        // SAFETY: see above.
+        unsafe { sys::ibv_query_pkey(context.cast(), port, index, pkey.cast()) }
+    },
     get_async_event: |context, event| {
         // SAFETY: see above.
         unsafe { sys::ibv_get_async_event(context.cast(), event.cast()) }

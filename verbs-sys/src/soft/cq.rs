@@ -56,6 +56,8 @@ struct Events {
 struct Polled {
     room: Room,
     members: Vec<Member>,
+    /// Completions that all members could have waiting.
+    places: u64,
     next: usize,
     fruitless: u32,
 }
@@ -100,6 +102,7 @@ impl Cq {
             polled: Biased::new(Polled {
                 room: Room::Ample,
                 members: Vec::new(),
+                places: 0,
                 next: 0,
                 fruitless: 0,
             }),
@@ -191,19 +194,24 @@ impl Cq {
 
     pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
         let mut polled = self.polled.lock();
-        polled.members.push(Member {
+        let member = Member {
             qp: Arc::clone(qp),
             sends,
             receives,
-        });
+        };
+        polled.places += member.places();
+        polled.members.push(member);
         self.reckon(&mut polled);
     }
 
     pub(super) fn detach(&self, qp: &Qp) {
-        let is_other = |member: &Member| !std::ptr::eq(&raw const *member.qp, qp);
+        let is_it = |member: &Member| std::ptr::eq(&raw const *member.qp, qp);
         let mut polled = self.polled.lock();
-        polled.members.retain(is_other);
-        self.reckon(&mut polled);
+        if let Some(at) = polled.members.iter().position(is_it) {
+            let gone = polled.members.remove(at);
+            polled.places -= gone.places();
+            self.reckon(&mut polled);
+        }
     }
 
     /// Fails with `EBUSY` while a queue pair uses the queue; waits for events to be acknowledged, as

@@ -20,6 +20,8 @@ const NAME: &str = "soft0";
 /// A limit that bounds nothing here, but that callers compute with.
 pub(super) const MAX_CQE: c_int = 1 << 22;
 
+const DEFAULT_PKEY: u16 = 0xffff;
+
 /// The one device. It is never freed, so a handle to it is valid for ever.
 struct SoftDevice(ibv_device);
 
@@ -251,6 +253,21 @@ pub(super) unsafe fn query_gid(
         }
         None => libc::EINVAL,
     }
+}
+
+/// The one partition of a RoCE port: the default one, with full membership.
+pub(super) unsafe fn query_pkey(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    if port != 1 || index != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: a place for the result, by the man page.
+    unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
+    0
 }
 
 pub(super) unsafe fn get_async_event(

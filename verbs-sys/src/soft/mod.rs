@@ -50,6 +50,7 @@ pub(crate) static PROVIDER: Provider = Provider {
     query_device: device::query_device,
     query_port: device::query_port,
     query_gid: device::query_gid,
+    query_pkey: device::query_pkey,
     get_async_event: device::get_async_event,
     ack_async_event: device::ack_async_event,
     alloc_memory: objects::alloc_memory,

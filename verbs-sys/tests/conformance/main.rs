@@ -13,6 +13,7 @@ mod cq;
 mod datagrams;
 mod events;
 mod lifetime;
+mod limits;
 mod messages;
 mod one_sided;
 mod peers;

@@ -33,7 +33,7 @@ pub(super) struct Watch {
 
 impl Member {
     /// Completions that it could have waiting.
-    fn places(&self) -> u64 {
+    pub(super) fn places(&self) -> u64 {
         u64::from(self.qp.places(self.sends, self.receives))
     }
 
@@ -65,8 +65,7 @@ impl Cq {
         if polled.room == Room::Overrun {
             return;
         }
-        let places: u64 = polled.members.iter().map(Member::places).sum();
-        let is_scarce = places > u64::from(self.cqe());
+        let is_scarce = polled.places > u64::from(self.cqe());
         polled.room = if is_scarce { Room::Scarce } else { Room::Ample };
         self.watch.is_scarce.store(is_scarce, Ordering::SeqCst);
         if is_scarce {
