@@ -1,10 +1,12 @@
-//! The project's one driver: `cargo xtask bench | conformance | differential | fuzz | test | vm`.
+//! The project's one driver: `cargo xtask asan | bench | conformance | differential | fuzz | test |
+//! vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
 
 #![forbid(unsafe_code)]
 
+mod asan;
 mod bench;
 mod conformance;
 mod differential;
@@ -28,6 +30,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run the tests of what is unsafe under AddressSanitizer (with the nightly toolchain)
+    Asan(asan::Asan),
     /// Build a release and measure put and get between two processes
     Bench(bench::Bench),
     /// Run the verbs conformance suite on every kind of link, or write its record
@@ -44,6 +48,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Asan(asan) => asan.run().map(|()| ExitCode::SUCCESS),
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
         Command::Differential(differential) => differential.run(),

@@ -109,7 +109,7 @@ pub fn features(rdma_core: bool) -> Vec<&'static str> {
 }
 
 /// Finds the test executables in cargo's messages, one JSON object to a line.
-fn test_binaries(messages: &str) -> Result<Vec<TestBinary>> {
+pub fn test_binaries(messages: &str) -> Result<Vec<TestBinary>> {
     let mut found = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("read cargo's messages")?;
