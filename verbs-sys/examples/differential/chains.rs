@@ -3,7 +3,7 @@
 use verbs_sys::{AccessFlags, QpType, ffi};
 
 use crate::connect::needed;
-use crate::generate::{ALL, Generator, SCRATCH, is_answered};
+use crate::generate::{ALL, Generator, REGIONS, SCRATCH, is_answered};
 use crate::program::{Action, Request, Side, Spoil, Wait};
 
 const STATES: [ffi::ibv_qp_state; 7] = [
@@ -14,6 +14,18 @@ const STATES: [ffi::ibv_qp_state; 7] = [
     ffi::IBV_QPS_SQD,
     ffi::IBV_QPS_SQE,
     ffi::IBV_QPS_ERR,
+];
+
+const UNCHECKED: [Spoil; 9] = [
+    Spoil::PkeyIndex,
+    Spoil::NoMtu,
+    Spoil::NotGlobal,
+    Spoil::DestQpn,
+    Spoil::RnrTimer,
+    Spoil::RetryCount,
+    Spoil::RnrRetryCount,
+    Spoil::RdAtomic,
+    Spoil::DestRdAtomic,
 ];
 
 impl Generator {
@@ -29,6 +41,42 @@ impl Generator {
         let side = self.side();
         self.push(pair, "full receive queue", Action::FillRecv { side });
         self.connect(pair, None);
+    }
+
+    /// The same of a send queue that has been stopped, so that nothing leaves it.
+    pub fn fill_stopped(&mut self, pair: usize) {
+        let side = self.side();
+        self.push(pair, "stop", modify(side, Some(ffi::IBV_QPS_SQD)));
+        self.push(pair, "full send queue", Action::FillSend { side });
+        self.connect(pair, None);
+    }
+
+    /// Both sides at once. Each has regions of its own, as nothing orders the two.
+    pub fn exchange_both_ways(&mut self, pair: usize) {
+        let sides = [(Side::A, &[0, 3, 4][..]), (Side::B, &[1, 2, 5, 8][..])];
+        let mut lists = Vec::new();
+        for (side, regions) in sides {
+            self.regions = regions;
+            // What the spare ones are in is not known any more.
+            if !self.links[pair].spare[side.other().index()].is_empty() {
+                self.regions = &REGIONS;
+                return self.exchange(pair);
+            }
+            let (recvs, list, _) = self.batch(pair, side, 4);
+            lists.push((side, recvs, list));
+        }
+        self.regions = &REGIONS;
+        for (side, recvs, _) in &mut lists {
+            let recvs = std::mem::take(recvs);
+            self.push_recv(pair, side.other(), recvs);
+        }
+        for (side, _, list) in lists {
+            let (kind, wait) = match side {
+                Side::A => ("one way", Wait::No),
+                Side::B => ("both ways", Wait::End { recvs: 0 }),
+            };
+            self.push(pair, kind, Action::Send { side, list, wait });
+        }
     }
 
     /// Requests that wait because sending has been stopped.
@@ -185,8 +233,15 @@ impl Generator {
                             .pick(&[Spoil::Port, Spoil::Mtu, Spoil::Timeout, Spoil::AvPort]);
                     kind.push_str(" with a wrong value");
                 }
+                4 if self.random.percent(30) => {
+                    spoil = self.random.pick(&UNCHECKED);
+                    kind.push_str(" with an unchecked value");
+                }
                 _ if kind == "step" => up += 1,
                 _ => {}
+            }
+            if to.is_none() && mask & ffi::IBV_QP_AV != 0 {
+                kind.push_str(" and of the address");
             }
             let kind = format!("{kind} {qp_type:?}");
             let action = Action::Modify {
@@ -196,6 +251,11 @@ impl Generator {
                 spoil,
             };
             self.push(SCRATCH, kind, action);
+            if UNCHECKED.contains(&spoil) {
+                // From here the states may be others.
+                self.push(SCRATCH, "reset", modify(side, Some(ffi::IBV_QPS_RESET)));
+                return;
+            }
         }
         self.push(SCRATCH, "query", Action::Query { side });
     }

@@ -68,6 +68,15 @@ pub fn spoil(attr: &mut ffi::ibv_qp_attr, spoil: Spoil) {
         Spoil::Mtu => attr.path_mtu = 77,
         Spoil::Timeout => attr.timeout = 32,
         Spoil::AvPort => attr.ah_attr.port_num = 9,
+        Spoil::PkeyIndex => attr.pkey_index = 0xffff,
+        Spoil::NoMtu => attr.path_mtu = 0,
+        Spoil::NotGlobal => attr.ah_attr.is_global = 0,
+        Spoil::DestQpn => attr.dest_qp_num = 1 << 24,
+        Spoil::RnrTimer => attr.min_rnr_timer = 32,
+        Spoil::RetryCount => attr.retry_cnt = 8,
+        Spoil::RnrRetryCount => attr.rnr_retry = 8,
+        Spoil::RdAtomic => attr.max_rd_atomic = 255,
+        Spoil::DestRdAtomic => attr.max_dest_rd_atomic = 255,
     }
 }
 

@@ -18,6 +18,9 @@ pub const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
 /// Bytes of the longest datagram: a packet's.
 const DATAGRAM: u32 = 1000;
 
+/// All regions that are good for anything.
+pub const REGIONS: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 8];
+
 /// Words at the front of a half in which most atomics happen.
 const WORDS: u32 = 4;
 
@@ -28,6 +31,8 @@ pub struct Generator {
     pub random: Random,
     pub program: Program,
     pub links: Vec<Link>,
+    /// The regions that requests may use now.
+    pub regions: &'static [usize],
     next_id: u64,
 }
 
@@ -79,6 +84,7 @@ pub fn generate(seed: u64, chains: u32) -> Program {
             steps: Vec::new(),
         },
         links: Vec::new(),
+        regions: &REGIONS,
         next_id: 0,
     };
     for pair in 0..types.len() {
@@ -108,14 +114,16 @@ impl Generator {
                 self.push(pair, "query", Action::Query { side });
             }
             (_, 5) => self.register(pair),
+            (QpType::Rc, 6) => self.fill_stopped(pair),
             (_, 6..=7) => self.fill(pair),
             (QpType::Rc, 8..=10) => self.pause(pair),
             (QpType::Rc, 11..=14) => self.be_patient(pair),
             (QpType::Rc, 15..=17) => self.fail(pair),
             (QpType::Rc, 18..=33) => self.mistake(pair),
             (QpType::Rc, 34..=37) => self.open_window(pair),
+            (QpType::Rc, 38..=45) => self.exchange_both_ways(pair),
             (QpType::Uc | QpType::Ud, 8..=20) => self.lose(pair),
-            (QpType::Uc, 21..=26) => self.mistake(pair),
+            (QpType::Uc | QpType::Ud, 21..=26) => self.mistake(pair),
             _ => self.exchange(pair),
         }
     }
@@ -188,13 +196,12 @@ impl Generator {
         // A datagram's header takes one.
         let most = self.program.pairs[pair].max_sge - 1;
         let count = 1 + self.random.below(most);
-        let good: Vec<usize> = (0..self.program.regions.len())
-            .filter(|index| {
-                let plan = &self.program.regions[*index];
-                let can = !written || plan.access.contains(AccessFlags::LOCAL_WRITE);
-                can && !plan.foreign && plan.half() > len + 64
-            })
-            .collect();
+        let fits = |index: &usize| {
+            let plan = &self.program.regions[*index];
+            let can = !written || plan.access.contains(AccessFlags::LOCAL_WRITE);
+            can && plan.half() > len + 64
+        };
+        let good: Vec<usize> = self.regions.iter().copied().filter(fits).collect();
         let region = self.random.pick(&good);
         let plan = self.program.regions[region];
         let mut offset = plan.start(side) + self.random.below(plan.half() - len - 63);
@@ -222,12 +229,11 @@ impl Generator {
     /// Bytes of a side that allow its peer this.
     pub fn remote(&mut self, side: Side, opcode: ffi::ibv_wr_opcode, len: u32) -> Place {
         let right = right(opcode);
-        let good: Vec<usize> = (0..self.program.regions.len())
-            .filter(|index| {
-                let plan = &self.program.regions[*index];
-                plan.access.contains(right) && !plan.foreign && plan.half() > len
-            })
-            .collect();
+        let fits = |index: &usize| {
+            let plan = &self.program.regions[*index];
+            plan.access.contains(right) && plan.half() > len
+        };
+        let good: Vec<usize> = self.regions.iter().copied().filter(fits).collect();
         let region = self.random.pick(&good);
         let plan = self.program.regions[region];
         let start = plan.start(side);
@@ -338,6 +344,7 @@ impl Generator {
         let other = side.other();
         let longest = match plan.qp_type {
             QpType::Ud => DATAGRAM,
+            _ if self.regions.len() < REGIONS.len() => 200,
             _ => 8000,
         };
         // More datagrams at once than a receiver takes may be lost.

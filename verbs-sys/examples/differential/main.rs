@@ -119,3 +119,35 @@ fn run(
     tell(programs, done);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(seed: u64) -> String {
+        let context = find_device(Some("soft0")).expect("no device");
+        let context = context.open().expect("the device does not open");
+        let program = generate(seed, CHAINS);
+        let world = World::new(&context, &program, Duration::from_secs(60));
+        let mut trace = String::new();
+        world.expect("no objects").run(&mut trace);
+        trace
+    }
+
+    #[test]
+    fn a_program_follows_from_its_seed() {
+        let text = |seed| generate(seed, CHAINS).to_string();
+        assert_eq!(text(1), text(1));
+        assert_ne!(text(1), text(2));
+    }
+
+    /// Were it otherwise, two devices could not be compared.
+    #[test]
+    fn the_software_device_does_the_same_again() {
+        for seed in 1..=5 {
+            let once = trace(seed);
+            assert!(!once.contains(" stuck"), "{once}");
+            assert!(once == trace(seed), "program {seed} is not determinate");
+        }
+    }
+}

@@ -65,6 +65,7 @@ enum Mistake {
     RemoteInvalidate,
     SilentPeer,
     WrongType,
+    LongDatagram,
 }
 
 const RELIABLE: [Mistake; 24] = [
@@ -104,23 +105,35 @@ const UNRELIABLE: [Mistake; 7] = [
     Mistake::WrongType,
 ];
 
+const DATAGRAMS: [Mistake; 8] = [
+    Mistake::LocalKey,
+    Mistake::LocalRange,
+    Mistake::LocalForeign,
+    Mistake::ShortReceive,
+    Mistake::TooManyElements,
+    Mistake::InlineTooLong,
+    Mistake::WrongType,
+    Mistake::LongDatagram,
+];
+
 impl Generator {
     /// A mistake among good requests; the pair is connected anew afterwards.
     pub fn mistake(&mut self, pair: usize) {
-        let reliable = self.program.pairs[pair].qp_type == QpType::Rc;
-        let mistake = if reliable {
-            self.random.pick(&RELIABLE)
-        } else {
-            self.random.pick(&UNRELIABLE)
+        let qp_type = self.program.pairs[pair].qp_type;
+        let reliable = qp_type == QpType::Rc;
+        let mistake = match qp_type {
+            QpType::Rc => self.random.pick(&RELIABLE),
+            QpType::Uc => self.random.pick(&UNRELIABLE),
+            _ => self.random.pick(&DATAGRAMS),
         };
         if mistake == Mistake::SilentPeer && self.random.percent(80) {
             // It takes long.
             return self.exchange(pair);
         }
         let side = self.side();
-        let opcode = self.opcode_for(mistake, reliable);
+        let opcode = self.opcode_for(mistake, qp_type);
         self.prepare(pair, side, mistake, opcode);
-        let len = 1 + self.length(500);
+        let len = 1 + self.length(250);
         let mut request = self.request(pair, side, opcode, len);
         if takes_receive(opcode) {
             let room = request.places.iter().map(|place| place.len).sum();
@@ -137,7 +150,11 @@ impl Generator {
         list.push(request);
         // Where not every device finds the mistake, what is behind it would wait for ever.
         let alone = matches!(mistake, Mistake::AtomicLength | Mistake::RemoteInvalidate);
-        let behind = if alone { 0 } else { self.random.below(3) };
+        let behind = if alone || qp_type == QpType::Ud {
+            0
+        } else {
+            self.random.below(3)
+        };
         for _ in 0..behind {
             let opcode = self
                 .random
@@ -148,8 +165,12 @@ impl Generator {
             last.flags |= ffi::IBV_SEND_SIGNALED;
         }
         let name = crate::program::opcode_name(opcode);
-        let kind = format!("{mistake:?} {:?} {name}", self.program.pairs[pair].qp_type);
-        let wait = Wait::End { recvs: 0 };
+        let kind = format!("{mistake:?} {qp_type:?} {name}");
+        let wait = match qp_type {
+            // Nothing tells the sender what comes of it.
+            QpType::Ud => Wait::Polls,
+            _ => Wait::End { recvs: 0 },
+        };
         self.push(pair, kind, Action::Send { side, list, wait });
         if reliable && !alone && !is_of_call(mistake) && self.random.percent(30) {
             self.post_after_error(pair, side);
@@ -158,11 +179,11 @@ impl Generator {
         self.connect(pair, Some(refill));
     }
 
-    fn opcode_for(&mut self, mistake: Mistake, reliable: bool) -> ffi::ibv_wr_opcode {
+    fn opcode_for(&mut self, mistake: Mistake, qp_type: QpType) -> ffi::ibv_wr_opcode {
         match mistake {
             Mistake::LocalReadOnly | Mistake::InlineRead => self.random.pick(&ANSWERED),
             Mistake::Misaligned | Mistake::AtomicLength => self.random.pick(&ATOMICS),
-            Mistake::RemoteKey if !reliable => ffi::IBV_WR_RDMA_WRITE,
+            Mistake::RemoteKey if qp_type == QpType::Uc => ffi::IBV_WR_RDMA_WRITE,
             Mistake::RemoteKey
             | Mistake::StaleRemoteKey
             | Mistake::RemoteRange
@@ -176,11 +197,15 @@ impl Generator {
                 .random
                 .pick(&[ffi::IBV_WR_SEND, ffi::IBV_WR_SEND_WITH_IMM]),
             Mistake::NoReceive => self.random.pick(&SENT[1..]),
+            // `rdma_rxe` may hang where a READ or an atomic is repeated.
+            Mistake::SilentPeer => self.random.pick(&SENT),
             Mistake::LocalInvalidate => ffi::IBV_WR_LOCAL_INV,
             Mistake::RemoteInvalidate => ffi::IBV_WR_SEND_WITH_INV,
-            Mistake::WrongType => self.random.pick(&ANSWERED),
+            Mistake::WrongType if qp_type == QpType::Uc => self.random.pick(&ANSWERED),
+            Mistake::WrongType => self.random.pick(&ONE_SIDED),
+            _ if qp_type == QpType::Ud => self.random.pick(&SENT[2..]),
             Mistake::InlineTooLong => self.random.pick(&SENT),
-            _ if !reliable => self.random.pick(&SENT),
+            _ if qp_type == QpType::Uc => self.random.pick(&SENT),
             _ => {
                 let one_sided = self.random.pick(&ONE_SIDED);
                 self.random.pick(&[one_sided, one_sided, ffi::IBV_WR_SEND])
@@ -208,8 +233,12 @@ impl Generator {
                 self.push(pair, "peer goes", modify(side.other(), Some(state)));
                 return;
             }
-            // Every receive in front would be taken first.
-            _ => self.connect(pair, None),
+            // Every receive in front would be taken first. Where a mistake has no consequences, what
+            // is behind it must not wait for ever.
+            _ => {
+                let rnr_retry = self.random.pick(&[0, 1, 3]);
+                self.connect_as(pair, [ALL; 2], (rnr_retry, 18, 6), None);
+            }
         }
         let here = self.spare(pair, side, 2);
         self.push_recv(pair, side, here);
@@ -224,7 +253,6 @@ impl Generator {
             recv.places
                 .push(place(0, self.program.regions[0].start(side), room));
         }
-        let at = self.random.below(recv.places.len() as u32) as usize;
         match mistake {
             Mistake::ShortReceive => {
                 let longest = recv.places.iter_mut().max_by_key(|place| place.len);
@@ -233,7 +261,12 @@ impl Generator {
                     place.len -= less;
                 }
             }
-            Mistake::ReceiveKey => recv.places[at].key = Key::Flipped,
+            // An element without bytes has nothing wrong with it.
+            Mistake::ReceiveKey => {
+                recv.places
+                    .iter_mut()
+                    .for_each(|place| place.key = Key::Flipped);
+            }
             Mistake::ReceiveRange => {
                 recv.places = vec![self.outside(LOCAL, room)];
             }
@@ -287,7 +320,6 @@ impl Generator {
             self.random.below(count) as usize
         };
         match mistake {
-            // An element without bytes has nothing wrong with it.
             Mistake::LocalKey | Mistake::StaleLocalKey => {
                 let key = if mistake == Mistake::LocalKey {
                     Key::Flipped
@@ -312,6 +344,11 @@ impl Generator {
             Mistake::InlineTooLong => {
                 request.places = vec![place(0, self.program.regions[0].start(side), 4000)];
                 request.flags |= ffi::IBV_SEND_INLINE;
+            }
+            Mistake::LongDatagram => {
+                // Longer than any port's packets.
+                request.places = vec![place(0, self.program.regions[0].start(side), 4200)];
+                request.flags &= !ffi::IBV_SEND_INLINE;
             }
             Mistake::InlineRead => request.flags |= ffi::IBV_SEND_INLINE,
             Mistake::AtomicLength => {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use verbs_sys::{QpType, ffi};
 
 use crate::connect::QKEY;
-use crate::end::Refused;
+use crate::end::{End, Refused};
 use crate::program::{Key, Place, Recv, Request, Side};
 use crate::run::World;
 
@@ -127,16 +127,24 @@ impl World<'_> {
         wr
     }
 
-    pub fn fill_recv(&mut self, pair: usize, side: Side, trace: &mut String) {
+    /// Posts until the queue, in which so many are already, is full.
+    pub fn fill(
+        &mut self,
+        pair: usize,
+        side: Side,
+        there: u32,
+        post: impl Fn(&mut End) -> Result<(), Refused>,
+        trace: &mut String,
+    ) {
         let asked = self.program.pairs[pair].max_wr;
         let end = self.end(pair, side);
-        let mut count = end.recvs.len() as u32;
+        let mut count = there;
         // A device may give more than was asked for, but not without end.
         let refused = loop {
             if count > 8 * asked {
                 break "nothing".to_owned();
             }
-            match end.post_recv(&mut [ffi::ibv_recv_wr::zeroed()]) {
+            match post(end) {
                 Ok(()) => count += 1,
                 Err(refused) => break refused.error,
             }

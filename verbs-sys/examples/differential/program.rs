@@ -135,6 +135,10 @@ pub enum Action {
     FillRecv {
         side: Side,
     },
+    /// Send requests likewise.
+    FillSend {
+        side: Side,
+    },
 }
 
 impl Action {
@@ -178,6 +182,16 @@ pub enum Spoil {
     Mtu,
     Timeout,
     AvPort,
+    // Those that not every device checks.
+    PkeyIndex,
+    NoMtu,
+    NotGlobal,
+    DestQpn,
+    RnrTimer,
+    RetryCount,
+    RnrRetryCount,
+    RdAtomic,
+    DestRdAtomic,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -249,7 +263,7 @@ impl Step {
             Action::Modify { .. } | Action::Query { .. } => 1,
             Action::AllocWindow { .. } | Action::Bind { .. } | Action::DeallocWindow => 1,
             Action::Register { .. } => 2,
-            Action::FillRecv { .. } => 16,
+            Action::FillRecv { .. } | Action::FillSend { .. } => 16,
         }
     }
 }
@@ -352,7 +366,8 @@ impl fmt::Display for Step {
             ),
             Action::Query { side } => write!(f, "{side:?} query"),
             Action::Register { len, access } => write!(f, "register len {len} access {access:#x}"),
-            Action::FillRecv { side } => write!(f, "{side:?} fill"),
+            Action::FillRecv { side } => write!(f, "{side:?} fill receive queue"),
+            Action::FillSend { side } => write!(f, "{side:?} fill send queue"),
         }
     }
 }

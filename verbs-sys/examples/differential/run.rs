@@ -222,7 +222,19 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Action::FillRecv { side } => {
-                self.fill_recv(pair, *side, trace);
+                let end = self.end(pair, *side);
+                let there = end.recvs.len() as u32;
+                let post = |end: &mut End| end.post_recv(&mut [ffi::ibv_recv_wr::zeroed()]);
+                self.fill(pair, *side, there, post, trace);
+                Ok(())
+            }
+            Action::FillSend { side } => {
+                let wr = ffi::ibv_send_wr {
+                    opcode: ffi::IBV_WR_SEND,
+                    ..ffi::ibv_send_wr::zeroed()
+                };
+                let post = |end: &mut End| end.post_send(&mut [wr]);
+                self.fill(pair, *side, 0, post, trace);
                 Ok(())
             }
         }

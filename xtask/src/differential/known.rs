@@ -31,8 +31,8 @@ const MEMORY: &str = " memory *";
 const TABLE: &[Known] = &[
     Known {
         kinds: &[
-            "Local* ?c WRITE*",
-            "Local* ?c SEND*",
+            "Local* ?? WRITE*",
+            "Local* ?? SEND*",
             "StaleLocal* ?c *",
             "Local* Rc READ",
             "window as lkey *",
@@ -106,10 +106,20 @@ const TABLE: &[Known] = &[
         right: "ibv_post_send(3): inline is valid for SEND and WRITE only",
     },
     Known {
+        kinds: &["LongDatagram *"],
+        soft0: &[" ?s * LocLenErr", FLUSHED, STATE],
+        rxe0: &[" ?s * ok Send"],
+        what: "a datagram longer than a packet",
+        soft0_does: "`LOC_LEN_ERR`",
+        rxe0_does: "succeeds, and nothing is sent",
+        right: "open: ibv_poll_cq(3) has the length error; the kernel's source cites C10-93.1.1 of the \
+                standard for no error",
+    },
+    Known {
         kinds: &["WrongType *"],
         soft0: &[" post EINVAL at ?"],
         rxe0: &[" ?s * LocQpOpErr", FLUSHED, STATE],
-        what: "a READ or atomic of an unreliable connection",
+        what: "an operation that an unreliable connection or a datagram does not have",
         soft0_does: "`EINVAL` from ibv_post_send",
         rxe0_does: "`LOC_QP_OP_ERR`",
         right: "the table of ibv_post_send(3) does not have it; either refuses",
@@ -164,6 +174,24 @@ const TABLE: &[Known] = &[
         soft0_does: "`EPERM` from ibv_bind_mw, as rdma-core's other providers",
         rxe0_does: "`MW_BIND_ERR`",
         right: "either: ibv_bind_mw(3) has both ways to fail",
+    },
+    Known {
+        kinds: &["* with an unchecked value *"],
+        soft0: &[" modify EINVAL", " now *"],
+        rxe0: &[" now *", STATE],
+        what: "a `pkey_index`, `path_mtu`, `is_global`, `dest_qp_num`, timer or count that is out of range",
+        soft0_does: "`EINVAL` from ibv_modify_qp",
+        rxe0_does: "takes it",
+        right: "the standard has ibv_modify_qp refuse what is out of range",
+    },
+    Known {
+        kinds: &["change * and of the address Uc"],
+        soft0: &[],
+        rxe0: &[" modify EINVAL"],
+        what: "another address for an unreliable connection in SQD",
+        soft0_does: "is taken",
+        rxe0_does: "`EINVAL`: the kernel adds the port, which only a reliable one may change there",
+        right: "the kernel's own table of transitions has it",
     },
     Known {
         kinds: &["early send", "early receive"],
