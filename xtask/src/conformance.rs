@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use xshell::cmd;
 
 use self::record::{Leg, Verdict, parse};
+use crate::hosts::Hosts;
 use crate::vm;
 use crate::workspace::{TestBinary, Workspace};
 
@@ -37,21 +38,52 @@ enum LegName {
     Shm,
     /// soft0 between two processes, memory from the heap: process_vm_readv(2) and writev
     Cma,
+    /// soft0 between two processes that may not reach each other's memory: its owner copies
+    OwnerCopies,
+    /// soft0 in strict mode: the owner copies and checks, whatever the memory
+    Strict,
+    /// soft0 between two hosts, which are network namespaces, over TCP; needs root
+    Tcp,
     /// The Linux kernel's rdma_rxe, in an emulated machine, all four ways
     Rxe0,
 }
 
 impl LegName {
-    const SOFTWARE: [Self; 4] = [Self::Local, Self::LocalHeap, Self::Shm, Self::Cma];
+    const SOFTWARE: [Self; 7] = [
+        Self::Local,
+        Self::LocalHeap,
+        Self::Shm,
+        Self::Cma,
+        Self::OwnerCopies,
+        Self::Strict,
+        Self::Tcp,
+    ];
 
-    /// How the tests of a leg end, but for those that are about one process and its memory alone.
-    fn suffix(self) -> Option<&'static str> {
+    /// Which tests are of a leg, as arguments of the suite.
+    fn filter(self) -> &'static [&'static str] {
         match self {
-            Self::Local => Some("::one_process_device_memory"),
-            Self::LocalHeap => Some("::one_process_heap_memory"),
-            Self::Shm => Some("::two_processes_device_memory"),
-            Self::Cma => Some("::two_processes_heap_memory"),
-            Self::Rxe0 => None,
+            // What is about one process alone is part of the first leg.
+            Self::Local => &[
+                "--skip",
+                "::one_process_heap_memory",
+                "--skip",
+                "::two_processes_",
+            ],
+            Self::LocalHeap => &["::one_process_heap_memory"],
+            Self::Shm => &["::two_processes_device_memory"],
+            Self::Cma | Self::OwnerCopies => &["::two_processes_heap_memory"],
+            Self::Strict | Self::Tcp => &["::two_processes_"],
+            Self::Rxe0 => &[],
+        }
+    }
+
+    /// What the device is told by the environment.
+    fn environment(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::OwnerCopies => Some(("VERBS_SOFT_CMA", "0")),
+            Self::Strict => Some(("VERBS_SOFT_STRICT", "1")),
+            Self::Tcp => Some(("VERBS_SOFT_LISTEN", "0.0.0.0")),
+            _ => None,
         }
     }
 
@@ -121,17 +153,24 @@ fn on_soft0(workspace: &Workspace, suite: &TestBinary, name: LegName) -> Result<
     let sh = &workspace.shell;
     let executable = &suite.executable;
     let _directory = sh.push_dir(&suite.directory);
-    let suffix = name.suffix().unwrap_or_default();
-    // What is about one process alone is part of the first leg.
-    let filter: Vec<&str> = if name == LegName::Local {
-        let others = LegName::SOFTWARE.into_iter().filter(|other| *other != name);
-        let others = others.filter_map(LegName::suffix);
-        others.flat_map(|suffix| ["--skip", suffix]).collect()
-    } else {
-        vec![suffix]
+    let filter = name.filter();
+    let hosts = match name {
+        LegName::Tcp => Some(Hosts::new(workspace)?),
+        _ => None,
     };
-    let output = cmd!(sh, "{executable} --show-output {filter...}")
+    let command = match &hosts {
+        None => cmd!(sh, "{executable}"),
+        Some(hosts) => {
+            let network = hosts.first();
+            cmd!(sh, "ip netns exec {network} {executable}")
+                .env("VERBS_PEER_NETWORK", hosts.second())
+        }
+    };
+    let output = command
+        .arg("--show-output")
+        .args(filter)
         .env("VERBS_DEVICE", "soft0")
+        .envs(name.environment())
         .quiet()
         .ignore_status()
         .output()?;

@@ -11,6 +11,7 @@ mod bench;
 mod conformance;
 mod differential;
 mod fuzz;
+mod hosts;
 mod nightly;
 mod test;
 mod vm;

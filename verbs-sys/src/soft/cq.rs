@@ -166,8 +166,12 @@ impl Cq {
         // The wider of two requests holds.
         armed.fetch_max(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.polled.lock().is_waiting() {
+        let polled = self.polled.lock();
+        if polled.is_waiting() {
             self.process.nudge_later();
+            for member in &polled.members {
+                member.qp.watch_stream();
+            }
         }
     }
 

@@ -129,6 +129,10 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
         Ok(process) => process,
         Err(error) => return objects::null(error),
     };
+    if let Err(error) = process.adopt(options) {
+        Process::release(process);
+        return objects::null(error);
+    }
     let mut verbs = verbs_context::zeroed();
     verbs.sz = size_of::<verbs_context>();
     verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;

@@ -255,6 +255,7 @@ fn mpa_frames() -> Vec<Vec<u8>> {
         patience_ms: 1000,
         ird: 16,
         ord: 16,
+        rnr_retry: 7,
         crc: true,
     };
     let answer = |result| mpa::Answer {

@@ -15,6 +15,25 @@ pub(super) fn slot_address(slot: u32) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("verbs-soft0/{slot}").as_bytes())
 }
 
+/// The same for the socket that streams of this host come to, where there are any.
+pub(super) fn stream_address(slot: u32) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("verbs-soft0/{slot}/stream").as_bytes())
+}
+
+/// Listens there.
+pub(super) fn listen_for_streams(slot: u32) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &stream_address(slot)?)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// The address that a GID stands for.
+pub(super) fn ip_of(gid: [u8; 16]) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
+}
+
 pub(super) fn seqpacket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -57,7 +76,7 @@ pub(super) fn gids() -> Vec<[u8; 16]> {
     addresses.into_iter().map(gid_of).collect()
 }
 
-fn gid_of(ip: IpAddr) -> [u8; 16] {
+pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

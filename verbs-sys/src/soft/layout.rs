@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm4");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm5");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -41,6 +41,8 @@ pub(crate) struct Header {
     /// Address, in the owner, of a word that holds [`MAGIC`]: what a peer reads to learn whether
     /// `process_vm_readv` is permitted.
     pub probe: AtomicU64,
+    /// Nonzero if the owner runs every copy in its memory itself.
+    pub strict: AtomicU32,
 }
 
 /// One memory key. All fields but `live` are written before `live` becomes the key, and change only

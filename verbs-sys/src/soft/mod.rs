@@ -31,7 +31,7 @@ mod shared;
 mod srq;
 
 pub(crate) use device::open;
-pub use options::{Options, RegistrationCost};
+pub use options::{Listen, Options, RegistrationCost};
 
 use crate::provider::Provider;
 

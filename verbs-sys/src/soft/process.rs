@@ -1,9 +1,10 @@
 //! This process as a participant: its slot, its shared files, its objects, its peers.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
 use rustix::event::EventfdFlags;
@@ -15,12 +16,15 @@ use super::keys;
 use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
 use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
+use super::link::stream::Route;
 use super::link::{Link, signal};
 use super::memory::Arenas;
 use super::mw::{Execution, Windows};
+use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
 use super::{epoch, fork, identity, service};
+use crate::ffi::ibv_qp_attr;
 
 /// How long after a request for it the upkeep thread looks at the queue pairs.
 const NUDGE_AFTER_NS: u64 = 1_000_000;
@@ -55,7 +59,14 @@ pub(super) struct Process {
     pub(super) epoll: OwnedFd,
     /// Nanoseconds the upkeep thread's timer was last set to, 0 when it is not set.
     timer_ns: AtomicU64,
-    /// Readable once both threads shall end.
+    /// The way to the thread of streams; it runs once there is one.
+    streams: Arc<service::Streams>,
+    streaming: Mutex<Option<JoinHandle<()>>>,
+    /// `process_vm_readv` and `process_vm_writev` are not to be used.
+    pub without_cma: AtomicBool,
+    /// Where other hosts reach this process.
+    listen: OnceLock<(Listen, OwnedFd)>,
+    /// Readable once the other threads shall end.
     pub(super) halt: OwnedFd,
     /// What peers read to learn whether they may read our memory.
     _probe: Box<u64>,
@@ -104,7 +115,9 @@ impl Process {
         state.contexts -= 1;
         if state.contexts == 0 {
             signal(&process.halt);
-            for thread in state.threads.drain(..) {
+            process.streams.halt();
+            let streaming = lock(&process.streaming).take();
+            for thread in state.threads.drain(..).chain(streaming) {
                 let _ = thread.join();
             }
             lock(&process.peers).clear();
@@ -157,6 +170,10 @@ impl Process {
             )?,
             epoll: rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?,
             timer_ns: AtomicU64::new(0),
+            streams: Arc::new(service::Streams::new()?),
+            streaming: Mutex::default(),
+            without_cma: AtomicBool::new(false),
+            listen: OnceLock::new(),
             halt: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             _probe: probe,
         };
@@ -252,29 +269,143 @@ impl Process {
         Some(executions)
     }
 
-    /// The link to a queue pair of this host. A peer that cannot be reached is one whose requests
-    /// will time out, as on a real fabric; it does not fail the connection's set-up.
-    pub(super) fn link(self: &Arc<Self>, own_qpn: u32, dest_qpn: u32) -> Link {
+    /// Takes over what the options say of the whole process.
+    ///
+    /// # Errors
+    /// That of `bind` or `listen`, where a socket cannot listen.
+    pub(super) fn adopt(self: &Arc<Self>, options: &Options) -> Result<(), Errno> {
+        if !options.cma {
+            self.without_cma.store(true, Ordering::Relaxed);
+        }
+        if options.strict {
+            self.info().header.strict.store(1, Ordering::SeqCst);
+        }
+        let Some(listen) = options.listen else {
+            return Ok(());
+        };
+        let streaming = self.streams()?;
+        // One at a time: the lock is that of the thread which gets the socket.
+        let _one = lock(&self.streaming);
+        match self.listen.get() {
+            Some((already, _)) if *already == listen => return Ok(()),
+            Some(_) => return Err(Errno::ALREADY),
+            None => {}
+        }
+        let at = SocketAddr::new(listen.address, listen.port(self.slot));
+        let bound = service::bind_tcp(at).and_then(|tcp| Ok((tcp, service::bind_udp(at)?)));
+        let (tcp, udp) = bound
+            .inspect_err(|error| tracing::error!(%at, %error, "cannot listen for other hosts"))?;
+        streaming.listen(tcp, udp.try_clone().map_err(|_| Errno::MFILE)?);
+        let _ = self.listen.set((listen, udp));
+        tracing::info!(%at, "listening for queue pairs of other hosts");
+        Ok(())
+    }
+
+    pub(super) fn is_strict(&self) -> bool {
+        self.info().header.strict.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether queue pairs of other hosts can be reached, and reach us.
+    pub(super) fn reaches_other_hosts(&self) -> bool {
+        self.listen.get().is_some()
+    }
+
+    /// The way to the thread of streams, which is started if it does not run.
+    pub(super) fn streams(self: &Arc<Self>) -> Result<&service::Streams, Errno> {
+        let mut streaming = lock(&self.streaming);
+        if streaming.is_none() {
+            let listener = identity::listen_for_streams(self.slot)?;
+            *streaming = Some(service::spawn_streams(self, &self.streams)?);
+            self.streams.listen_on_host(listener);
+        }
+        Ok(&self.streams)
+    }
+
+    /// Sends a datagram to a queue pair of another host. It may be lost.
+    pub(super) fn send_datagram(&self, dgid: [u8; 16], qpn: u32, parts: &[&[u8]; 2]) {
+        let Some((listen, socket)) = self.listen.get() else {
+            return;
+        };
+        let to = SocketAddr::new(identity::ip_of(dgid), listen.port(qpn_slot(qpn)));
+        let sent = service::send_udp(socket, to, qpn, parts);
+        if let Err(error) = sent {
+            tracing::debug!(qpn, %to, %error, "a datagram is lost");
+        }
+    }
+
+    /// The way to the thread of streams, for those who got a stream from it.
+    pub(super) fn running_streams(&self) -> &service::Streams {
+        &self.streams
+    }
+
+    /// The link to a queue pair. A peer that cannot be reached is one whose requests will time out, as
+    /// on a real fabric; it does not fail the connection's set-up.
+    pub(super) fn link(self: &Arc<Self>, own_qpn: u32, attr: &ibv_qp_attr) -> Link {
+        let dest_qpn = attr.dest_qp_num & 0xff_ffff;
         let slot = qpn_slot(dest_qpn);
+        // SAFETY: both members of the union are plain bytes.
+        let dgid = unsafe { attr.ah_attr.grh.dgid.raw };
+        if !self.gids.contains(&dgid) {
+            return self.link_by_tcp(own_qpn, attr);
+        }
         if slot == self.slot {
             return Link::local(self, dest_qpn);
         }
-        let connected = self.peer(slot).and_then(|peer| {
-            let bells = rendezvous::decode_bells(peer.ask(Request::Pair { qpn: dest_qpn })?)?;
-            Ok(Link::shm(peer, dest_qpn, bells))
+        let connected = self.neighbour(dest_qpn).and_then(|mut link| {
+            if self.is_strict() || link.is_by_owner() {
+                self.streams()?;
+                link.route = Some(Route::Host(slot));
+            }
+            Ok(link)
         });
-        connected.unwrap_or_else(|error| {
-            if error == Errno::PERM {
+        connected.unwrap_or_else(|error| match error {
+            Errno::PERM if self.reaches_other_hosts() => self.link_by_tcp(own_qpn, attr),
+            Errno::PERM => {
+                let variable = Options::LISTEN_VARIABLE;
                 tracing::warn!(
                     dest_qpn,
                     slot,
-                    "the queue pair belongs to another user; soft0 connects processes of one user"
+                    "the queue pair belongs to another user, who is reached over TCP only: set {variable}"
                 );
-            } else {
-                tracing::warn!(dest_qpn, slot, %error, "no such queue pair on this host");
+                Link::nobody(self, own_qpn, dest_qpn)
             }
+            _ => {
+                tracing::warn!(dest_qpn, slot, %error, "no such queue pair on this host");
+                Link::nobody(self, own_qpn, dest_qpn)
+            }
+        })
+    }
+
+    /// The link to a queue pair of another process of this host.
+    fn neighbour(&self, dest_qpn: u32) -> Result<Link, Errno> {
+        let peer = self.peer(qpn_slot(dest_qpn))?;
+        let bells = rendezvous::decode_bells(peer.ask(Request::Pair { qpn: dest_qpn })?)?;
+        Ok(Link::shm(peer, dest_qpn, bells))
+    }
+
+    /// The link for datagrams to a queue pair of this host.
+    pub(super) fn link_for_datagrams(self: &Arc<Self>, own_qpn: u32, dest_qpn: u32) -> Link {
+        if qpn_slot(dest_qpn) == self.slot {
+            return Link::local(self, dest_qpn);
+        }
+        self.neighbour(dest_qpn).unwrap_or_else(|error| {
+            tracing::debug!(dest_qpn, %error, "no such queue pair on this host");
             Link::nobody(self, own_qpn, dest_qpn)
         })
+    }
+
+    fn link_by_tcp(self: &Arc<Self>, own_qpn: u32, attr: &ibv_qp_attr) -> Link {
+        let dest_qpn = attr.dest_qp_num & 0xff_ffff;
+        let Some((listen, _)) = self.listen.get() else {
+            return Link::nobody(self, own_qpn, dest_qpn);
+        };
+        let grh = &attr.ah_attr.grh;
+        // SAFETY: both members of the union are plain bytes.
+        let to = identity::ip_of(unsafe { grh.dgid.raw });
+        let own = self.gids.get(usize::from(grh.sgid_index));
+        let from = own.map_or(listen.address, |gid| identity::ip_of(*gid));
+        let to = SocketAddr::new(to, listen.port(qpn_slot(dest_qpn)));
+        Link::remote(self, (own_qpn, dest_qpn), SocketAddr::new(from, 0), to)
     }
 
     fn peer(&self, slot: u32) -> Result<Arc<Peer>, Errno> {

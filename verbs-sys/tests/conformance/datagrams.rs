@@ -1,8 +1,8 @@
 //! Unreliable datagrams.
 
-use verbs_sys::{QpState, WcOpcode, WcStatus, ffi};
+use verbs_sys::{QpState, QueuePairEndpoint, WcOpcode, WcStatus, ffi};
 
-use crate::support::{Destination, QpSetup, Queue, Recv, Request, pattern, scripts};
+use crate::support::{Destination, End, QpSetup, Queue, Recv, Request, pattern, scripts};
 
 /// Bytes in front of a datagram in its receive buffer.
 const GRH: usize = 40;
@@ -50,8 +50,12 @@ scripts! {
         ends.b.expect(link.b, Queue::Recv, 1, WcStatus::Success);
         let header = ends.b.load(link.b_mem, 20, 20);
         assert_eq!(header[0], 0x45);
-        // Both ends are on one port.
-        assert_eq!(header[12..16], header[16..20]);
+        let gid = |end: &mut End, qp| {
+            let endpoint: QueuePairEndpoint = end.endpoint(qp).parse().expect("no endpoint");
+            endpoint.gid.0
+        };
+        assert_eq!(header[12..16], gid(&mut ends.a, link.a)[12..16]);
+        assert_eq!(header[16..20], gid(&mut ends.b, link.b)[12..16]);
     }
 
     /// The sender succeeds, and the receive stays for a datagram that may have it.

@@ -5,6 +5,7 @@ pub(super) mod rendezvous;
 pub(super) mod ring;
 pub(super) mod stream;
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use super::layout::{
 };
 use super::process::Process;
 use peer::Peer;
+use stream::Route;
 
 /// Whose memory the other end lives in.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(super) enum Via {
     Local,
     /// Another process of this host, through shared memory.
     Shm(Arc<Peer>),
+    /// Another host, or a process of another user: its memory is not ours to reach.
+    Remote,
     /// Nobody: the peer was gone before we connected.
     Nobody,
 }
@@ -51,6 +55,8 @@ pub(super) struct Link {
     pub generation: AtomicU32,
     /// Which of the queue pairs that have had this place it leads to.
     incarnation: u32,
+    /// How our requests reach the peer, where not by our own copies and its ring.
+    pub route: Option<Route>,
 }
 
 // SAFETY: the pointers lead into mappings that `via` keeps alive; behind them are atomics only.
@@ -77,6 +83,7 @@ impl Link {
             send_bell: None,
             generation: AtomicU32::new(Self::UNKNOWN),
             incarnation: incarnation(process.info(), index),
+            route: None,
             via: Via::Local,
         }
     }
@@ -100,6 +107,7 @@ impl Link {
             send_bell: bell(bells.send),
             generation: AtomicU32::new(Self::UNKNOWN),
             incarnation: incarnation(peer.info(), index),
+            route: None,
             via: Via::Shm(peer),
         }
     }
@@ -111,6 +119,39 @@ impl Link {
             via: Via::Nobody,
             dest_qpn,
             ..Self::local(process, own_qpn)
+        }
+    }
+
+    /// A link over TCP, from one of our addresses.
+    pub(super) fn remote(
+        process: &Arc<Process>,
+        (own_qpn, dest_qpn): (u32, u32),
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> Self {
+        Self {
+            via: Via::Remote,
+            route: Some(Route::Tcp { from, to }),
+            ..Self::nobody(process, own_qpn, dest_qpn)
+        }
+    }
+
+    /// Whether the owner of the memory at the other end must run every copy in it: it wants so, or we
+    /// may not reach it.
+    pub(super) fn is_by_owner(&self) -> bool {
+        match &self.via {
+            Via::Shm(peer) => !peer.cma || peer.info().header.strict.load(Ordering::Relaxed) != 0,
+            _ => false,
+        }
+    }
+
+    /// Whether the peer's requests may come on a connection from there; `None` is a process of this
+    /// host, of our own user.
+    pub(super) fn takes_streams_from(&self, from: Option<IpAddr>) -> bool {
+        match (&self.via, self.route, from) {
+            (Via::Shm(_), _, None) => true,
+            (_, Some(Route::Tcp { to, .. }), Some(from)) => to.ip().to_canonical() == from,
+            _ => false,
         }
     }
 
@@ -153,7 +194,7 @@ impl Link {
     /// it leaves a connection.
     #[inline]
     pub(super) fn takes_answers(&self, own_qpn: u32, generation: u32) -> bool {
-        self.target_in(own_qpn, generation).is_some()
+        !matches!(self.via, Via::Remote) && self.target_in(own_qpn, generation).is_some()
     }
 
     /// Whether it still leads to the queue pair it was made for.
@@ -165,7 +206,7 @@ impl Link {
     /// Whether the process at the other end is known to have died.
     pub(super) fn is_dead(&self) -> bool {
         match &self.via {
-            Via::Local => false,
+            Via::Local | Via::Remote => false,
             Via::Shm(peer) => peer.is_dead(),
             Via::Nobody => true,
         }

@@ -86,7 +86,7 @@ impl Peer {
         if peer.info().header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(Errno::PROTONOSUPPORT);
         }
-        peer.cma = peer.probe_cma();
+        peer.cma = !process.without_cma.load(Ordering::Relaxed) && peer.probe_cma();
         tracing::debug!(
             slot,
             pid = credentials.pid,

@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 /// Bumped with every change of messages or of the shared layout.
-const PROTOCOL: u32 = 3;
+const PROTOCOL: u32 = 4;
 const WORDS: usize = 4;
 const BYTES: usize = WORDS * 8;
 const MAX_FDS: usize = 3;

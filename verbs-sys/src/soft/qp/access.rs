@@ -92,7 +92,7 @@ pub(super) fn resolve(
             }),
             None => Err(Trouble::Status(IBV_WC_REM_OP_ERR)),
         },
-        Via::Nobody => Err(Trouble::Status(IBV_WC_RETRY_EXC_ERR)),
+        Via::Remote | Via::Nobody => Err(Trouble::Status(IBV_WC_RETRY_EXC_ERR)),
     }
 }
 

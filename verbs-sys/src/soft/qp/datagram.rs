@@ -5,10 +5,13 @@
 //! waits, the kernel says which user sent it, and a sender that dies leaves nothing behind. A word
 //! in the destination's mailbox counts what was sent to it, so that polling looks at the socket only
 //! when there is something.
+//!
+//! Between hosts it goes by UDP, from one process to the other, which passes it on in the same way.
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +33,7 @@ use crate::ffi::{
     IBV_WR_SEND_WITH_IMM, ibv_send_wr, ibv_sge, ibv_wc_status,
 };
 use crate::soft::ah::Route;
+use crate::soft::identity::gid_of;
 use crate::soft::link::{Link, Via};
 
 /// Bytes of a datagram's payload: the port's MTU.
@@ -38,6 +42,9 @@ pub(super) const MAX_PAYLOAD: usize = 4096;
 const GRH: usize = 40;
 /// Datagrams taken under one hold of the lock.
 const BURST: usize = 64;
+
+/// Bytes of a datagram with its header.
+pub(in crate::soft) const MAX_DATAGRAM: usize = HEADER + MAX_PAYLOAD;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"udg1");
 const WITH_IMM: u32 = 1;
@@ -62,7 +69,7 @@ impl Header {
         let words = [MAGIC, self.qkey, self.src_qpn, self.flags, self.imm];
         let mut bytes = [0; HEADER];
         for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
-            chunk.copy_from_slice(&word.to_ne_bytes());
+            chunk.copy_from_slice(&word.to_le_bytes());
         }
         bytes[20] = self.route.traffic_class;
         bytes[21] = self.route.hop_limit;
@@ -76,7 +83,7 @@ impl Header {
         let bytes = bytes.get(..HEADER)?;
         let word = |at: usize| {
             let word = bytes[at..at + 4].try_into();
-            u32::from_ne_bytes(word.unwrap_or_default())
+            u32::from_le_bytes(word.unwrap_or_default())
         };
         let gid = |at: usize| bytes[at..at + 16].try_into().unwrap_or_default();
         (word(0) == MAGIC).then(|| Self {
@@ -193,7 +200,7 @@ impl Qp {
             // SAFETY: a datagram's request means this member; all are plain integers.
             let qpn = unsafe { request.wr.ud }.remote_qpn & state::MASK_24;
             if endpoint.known(qpn).is_none() {
-                endpoint.remember(self.process.link(self.qpn, qpn));
+                endpoint.remember(self.process.link_for_datagrams(self.qpn, qpn));
             }
             wr = request.next;
         }
@@ -239,8 +246,9 @@ impl Qp {
     }
 
     fn deliver(&self, endpoint: &Endpoint, qpn: u32, header: &Header, payload: &[u8]) {
-        // Only this host can be reached so far.
         if !self.process.gids.contains(&header.route.dgid) {
+            self.process
+                .send_datagram(header.route.dgid, qpn, &[&header.encode(), payload]);
             return;
         }
         let link = endpoint.known(qpn);
@@ -266,6 +274,26 @@ impl Qp {
         {
             // Its own poll takes it; whoever sleeps must be told.
             peer.recv_cq.notify(header.flags & SOLICITED != 0);
+        }
+    }
+
+    /// Passes on a datagram that another host has sent.
+    pub(in crate::soft) fn pass_datagram(&self, from: IpAddr, bytes: &mut [u8]) {
+        let Some(endpoint) = &self.datagrams else {
+            return;
+        };
+        let (Some(mut header), Ok(address)) = (Header::decode(bytes), address(self.qpn)) else {
+            tracing::debug!(qpn = self.qpn, %from, "dropped what is no datagram of ours");
+            return;
+        };
+        // Another host may say anything; whose address it has is for the kernel to say.
+        header.route.sgid = gid_of(from);
+        bytes[..HEADER].copy_from_slice(&header.encode());
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if rustix::net::sendto(&endpoint.socket, bytes, flags, &address).is_ok() {
+            let sent = &self.mailbox().datagrams;
+            sent.fetch_add(1, Ordering::Release);
+            self.recv_cq.notify(header.flags & SOLICITED != 0);
         }
     }
 
@@ -379,7 +407,7 @@ mod tests {
         #[test]
         fn any_other_bytes_are_no_header(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Some(header) = Header::decode(&bytes) {
-                prop_assert_eq!(&bytes[..4], &MAGIC.to_ne_bytes()[..]);
+                prop_assert_eq!(&bytes[..4], &MAGIC.to_le_bytes()[..]);
                 prop_assert!(bytes.len() >= HEADER);
                 let _ = header;
             }

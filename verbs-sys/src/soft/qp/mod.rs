@@ -7,6 +7,7 @@ mod queues;
 mod requester;
 mod responder;
 mod state;
+mod stream;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+pub(super) use self::datagram::MAX_DATAGRAM;
 pub(super) use self::queues::RecvQueue;
 use self::queues::SendQueue;
 pub(super) use self::requester::Bind;
@@ -75,6 +77,7 @@ pub(super) struct Qp {
     shared_link: Mutex<Option<Arc<Link>>>,
     /// Whether the peer is a queue pair of this process.
     is_local: AtomicBool,
+    streams: stream::Streams,
     requester: requester::State,
     responder: responder::State,
     control: Mutex<Control>,
@@ -159,6 +162,7 @@ impl Qp {
             link: UnsafeCell::new(None),
             shared_link: Mutex::new(None),
             is_local: AtomicBool::new(false),
+            streams: stream::Streams::default(),
             requester: requester::State::default(),
             responder: responder::State::default(),
             control: Mutex::new(Control {

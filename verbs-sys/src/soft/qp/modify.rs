@@ -12,8 +12,8 @@ use crate::ffi::{
     IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
     IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR,
-    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_SQD, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_qp_state,
+    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_qp_state,
 };
 use crate::soft::epoch;
 use crate::soft::layout::Readiness;
@@ -68,6 +68,9 @@ impl Qp {
                 if let Some(endpoint) = &self.datagrams {
                     endpoint.set_qkey(attr.qkey);
                 }
+                if (current, next) == (IBV_QPS_RTS, IBV_QPS_SQD) {
+                    self.stop_sends();
+                }
                 self.state.store(next, Ordering::Release);
                 let ready = if state::is_connected(next) {
                     Readiness::Ready
@@ -75,6 +78,9 @@ impl Qp {
                     Readiness::NotYet
                 };
                 self.publish(ready, &attr, control.generation);
+                if (current, next) == (IBV_QPS_RTR, IBV_QPS_RTS) {
+                    self.dial(&attr, control.generation);
+                }
                 let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0;
                 if notify && next == IBV_QPS_SQD {
                     self.announce_drained(wanted.en_sqd_async_notify != 0);
@@ -104,7 +110,7 @@ impl Qp {
         }
         // SAFETY: both members of the union are plain bytes.
         let dgid = unsafe { address.grh.dgid.raw };
-        if self.process.gids.contains(&dgid) {
+        if self.process.gids.contains(&dgid) || self.process.reaches_other_hosts() {
             Ok(())
         } else {
             Err(Errno::HOSTUNREACH)
@@ -122,12 +128,13 @@ impl Qp {
     fn connect(&self, control: &mut Control) {
         let attr = control.attr;
         let dest = attr.dest_qp_num & 0xff_ffff;
-        let link = std::sync::Arc::new(self.process.link(self.qpn, dest));
+        let link = std::sync::Arc::new(self.process.link(self.qpn, &attr));
         self.exclusively(|| {
             self.forget_connection();
             self.requester.adopt(&attr);
             self.responder.adopt(&attr);
             self.responder.src_qp.store(dest, Ordering::Relaxed);
+            self.streams.activate(link.route.is_some());
             let is_local = matches!(link.via, Via::Local);
             self.is_local.store(is_local, Ordering::Relaxed);
             // SAFETY: `exclusively` holds both locks.
@@ -202,6 +209,7 @@ impl Qp {
     fn forget_connection(&self) {
         self.requester.reset();
         self.responder.reset();
+        self.streams.reset();
         let mailbox = self.mailbox();
         for word in [&mailbox.ack, &mailbox.nak, &mailbox.result] {
             word.store(0, Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! The two threads of the device, both asleep unless there is something to do.
+//! The threads of the device, asleep unless there is something to do.
 //!
 //! One answers peers, the other looks after queue pairs that no application thread polls. They are
 //! two because the second may have to ask a peer: if it also answered, two processes could wait for
-//! each other.
+//! each other. A third looks after sockets, where there are any.
 
 mod answers;
+mod streams;
 mod upkeep;
 
 use std::os::fd::OwnedFd;
@@ -15,6 +16,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
 use super::process::Process;
+pub(super) use streams::{Streams, bind_tcp, bind_udp, send_udp};
 pub(super) use upkeep::watch;
 
 /// Marks the eventfd that ends both threads.
@@ -24,6 +26,23 @@ const HALT: u64 = u64::MAX;
 pub(super) fn spawn(process: &Arc<Process>) -> Result<Vec<JoinHandle<()>>, Errno> {
     let answers = answers::Answers::new(process)?;
     let upkeep = upkeep::Upkeep::new(process)?;
+    without_signals(|| {
+        let first = start("soft0-answers", move || answers.run())?;
+        let second = start("soft0-upkeep", move || upkeep.run());
+        Ok(vec![first, second?])
+    })
+}
+
+/// Starts the thread that looks after sockets.
+pub(super) fn spawn_streams(
+    process: &Arc<Process>,
+    streams: &Arc<Streams>,
+) -> Result<JoinHandle<()>, Errno> {
+    let worker = streams::Worker::new(process, Arc::clone(streams));
+    without_signals(|| start("soft0-streams", move || worker.run()))
+}
+
+fn without_signals<T>(start: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     // Signals are the application's business; threads of ours must not take them.
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -32,14 +51,10 @@ pub(super) fn spawn(process: &Arc<Process>) -> Result<Vec<JoinHandle<()>>, Errno
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let threads = (|| {
-        let first = start("soft0-answers", move || answers.run())?;
-        let second = start("soft0-upkeep", move || upkeep.run());
-        Ok(vec![first, second?])
-    })();
+    let started = start();
     // SAFETY: `old` was filled by the call above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    threads
+    started
 }
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Errno> {

@@ -101,6 +101,14 @@ impl Ends {
         self.a.call(Command::IsSoftware)
     }
 
+    /// Whether a one-sided request of the software device ends after it was posted and not with that: its
+    /// owner executes it, on another host or as the options of the device say.
+    pub fn answers_come_later(&self) -> bool {
+        let other_host = std::env::var_os(process::NETWORK).is_some();
+        let options = verbs_sys::soft::Options::from_env();
+        matches!(self.b, End::There(_)) && (other_host || options.strict || !options.cma)
+    }
+
     /// Whether the rest of a test is left out, being about the software device, or what others do
     /// each in their own way. The output says so, for the record of what was tested.
     pub fn leaves_out(&mut self) -> bool {

@@ -1,9 +1,16 @@
-//! An end in another process: this executable again, told what to do over a TCP connection.
+//! An end in another process: this executable again, told what to do through its standard input, which
+//! is a socket.
+//!
+//! `VERBS_PEER_NETWORK` names a network namespace, as `ip netns` knows it, to start that process in: it
+//! is then on another host.
 
 use std::{
     env,
-    io::{BufRead, BufReader, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    io::{BufRead, BufReader, Write, stdin},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     process::{Child, Stdio},
 };
 
@@ -14,28 +21,35 @@ use super::{
     side::Side,
 };
 
-/// Tells the other process where its orders come from.
+/// Tells the other process what it is.
 const VARIABLE: &str = "VERBS_CONFORMANCE_PEER";
+pub const NETWORK: &str = "VERBS_PEER_NETWORK";
 
 /// The other process. Dropping it ends it.
 pub struct Process {
     child: Child,
-    connection: BufReader<TcpStream>,
+    connection: BufReader<UnixStream>,
 }
 
 impl Process {
     pub fn start(memory: MemoryKind) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("cannot listen");
-        let address = listener.local_addr().expect("no address");
-        let child = std::process::Command::new(env::current_exe().expect("no executable"))
+        let (stream, theirs) = UnixStream::pair().expect("no sockets");
+        let own = env::current_exe().expect("no executable");
+        let mut command = match env::var_os(NETWORK) {
+            None => std::process::Command::new(own),
+            Some(network) => {
+                let mut command = std::process::Command::new("ip");
+                command.args(["netns", "exec"]).arg(network).arg(own);
+                command
+            }
+        };
+        let child = command
             .args(["--exact", "other_process", "--nocapture"])
-            .env(VARIABLE, address.to_string())
-            .stdin(Stdio::null())
+            .env(VARIABLE, "1")
+            .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .spawn()
             .expect("cannot start the other process");
-        let (stream, _) = listener.accept().expect("the other process does not call");
-        stream.set_nodelay(true).expect("no TCP");
         let mut process = Self {
             child,
             connection: BufReader::new(stream),
@@ -74,11 +88,11 @@ impl Drop for Process {
 
 /// In the other process: does as told until the connection ends.
 pub fn serve_if_asked() {
-    let Ok(address) = env::var(VARIABLE) else {
+    if env::var_os(VARIABLE).is_none() {
         return;
-    };
-    let stream = TcpStream::connect(address).expect("cannot reach the test");
-    stream.set_nodelay(true).expect("no TCP");
+    }
+    let orders = stdin().as_fd().try_clone_to_owned();
+    let stream = UnixStream::from(orders.expect("cannot reach the test"));
     let mut connection = BufReader::new(stream);
     let Some(Command::Open { memory }) = receive(&mut connection) else {
         panic!("the first command is not to open");
@@ -91,14 +105,14 @@ pub fn serve_if_asked() {
     }
 }
 
-fn send(stream: &mut TcpStream, message: &impl serde::Serialize) {
+fn send(stream: &mut UnixStream, message: &impl serde::Serialize) {
     let mut line = serde_json::to_vec(message).expect("cannot encode");
     line.push(b'\n');
     // A lost connection shows when the answer does not come.
     let _ = stream.write_all(&line);
 }
 
-fn receive<T: serde::de::DeserializeOwned>(connection: &mut BufReader<TcpStream>) -> Option<T> {
+fn receive<T: serde::de::DeserializeOwned>(connection: &mut BufReader<UnixStream>) -> Option<T> {
     let mut line = String::new();
     match connection.read_line(&mut line) {
         Ok(1..) => Some(serde_json::from_str(&line).expect("cannot decode")),

@@ -1,20 +1,33 @@
-//! iWARP framing, for a peer that is reached through a byte stream.
+//! The stream link: queue pairs that reach each other through a socket, and owners who run every
+//! copy in their memory themselves.
 //!
-//! Pure functions over byte slices: RDMAP (RFC 5040) and its extensions (RFC 7306) in DDP segments
-//! (RFC 5041), those in MPA frames (RFC 5044), and MPA's connection set-up (RFC 6581). All fields
-//! are big-endian but the CRC. What a peer sent becomes a type that holds good values only, or a
-//! [`FrameError`].
-#![cfg_attr(
-    not(any(test, fuzzing)),
-    expect(dead_code, reason = "the link that speaks it is not there yet")
-)]
+//! Between hosts it is TCP; within one it is a Unix socket, for processes that want exact keys (strict
+//! mode) or may not reach each other's memory. The framing is iWARP's: RDMAP (RFC 5040) and its
+//! extensions (RFC 7306) in DDP segments (RFC 5041), those in MPA frames (RFC 5044), and MPA's
+//! connection set-up (RFC 6581). All fields are big-endian but the CRC. What a peer sent becomes a type
+//! that holds good values only, or a [`FrameError`].
+//!
+//! Each queue pair opens a connection for its own requests; answers come back on it. So a responder
+//! that waits for a receive can stop reading without keeping its own requests' answers waiting.
 
 mod fields;
 pub(in crate::soft) mod fpdu;
 pub(in crate::soft) mod frame;
 pub(in crate::soft) mod mpa;
 pub(in crate::soft) mod payload;
+pub(in crate::soft) mod socket;
 pub(in crate::soft) mod terminate;
+
+use std::net::SocketAddr;
+
+/// How the requests of a queue pair reach its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::soft) enum Route {
+    /// Over TCP, from one of this host's addresses.
+    Tcp { from: SocketAddr, to: SocketAddr },
+    /// To a process of this host, by its slot.
+    Host(u32),
+}
 
 /// Bytes of a peer are no frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +73,13 @@ pub(in crate::soft) enum FrameError {
         opcode: frame::Opcode,
         offset: u32,
         last: bool,
+    },
+    /// A message is not the next one of its queue.
+    #[error("message {found} on queue {queue}, not {expected}")]
+    Sequence {
+        queue: u32,
+        found: u32,
+        expected: u32,
     },
     /// A field has a value that its kind cannot have.
     #[error("{field} is {value:#x}; expected {expected}")]

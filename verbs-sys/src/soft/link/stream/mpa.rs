@@ -7,6 +7,7 @@ use super::fields::{Fields, Layout};
 /// The largest number of READs and atomics under way that MPA can tell.
 pub(in crate::soft) const MAX_DEPTH: u16 = 0x3fff;
 /// Of no request or reply are more bytes looked at.
+#[cfg(any(test, fuzzing))]
 pub(in crate::soft) const MAX_LEN: usize = HEADER + MAX_PRIVATE_DATA;
 
 const KEY: usize = 16;
@@ -59,6 +60,8 @@ pub(in crate::soft) struct Hello {
     pub ird: u16,
     /// READs and atomics that the sender will have under way.
     pub ord: u16,
+    /// How often the sender repeats a message that finds no receive; 7 is without end.
+    pub rnr_retry: u8,
     /// The sender wants a CRC in every frame. One side's wish is enough.
     pub crc: bool,
 }
@@ -93,7 +96,7 @@ impl Hello {
 
     pub(in crate::soft) fn encode(&self) -> [u8; Self::LEN] {
         begin(&REQUEST, self.crc, false, Self::PRIVATE, self.ird, self.ord)
-            .u16(0)
+            .u16(u16::from(self.rnr_retry & 7))
             .u32(self.source_qpn)
             .u32(self.dest_qpn)
             .u32(self.psn)
@@ -111,7 +114,7 @@ impl Hello {
             return Err(refused("rejected bit of an MPA request", 1, "0"));
         }
         let fields = &mut frame.own;
-        let _reserved = fields.u16();
+        let rnr_retry = (fields.u16() & 7) as u8;
         let hello = Self {
             source_qpn: of_24_bits("source QPN", fields.u32())?,
             dest_qpn: of_24_bits("destination QPN", fields.u32())?,
@@ -120,6 +123,7 @@ impl Hello {
             patience_ms: fields.u32(),
             ird: frame.ird,
             ord: frame.ord,
+            rnr_retry,
             crc: frame.crc,
         };
         Ok(Some((hello, Self::LEN)))
@@ -328,10 +332,15 @@ mod tests {
             [0..=MAX_24, 0..=MAX_24, 0..=MAX_24],
             any::<[u32; 2]>(),
             [0..=MAX_DEPTH, 0..=MAX_DEPTH],
-            any::<bool>(),
+            (0u8..8, any::<bool>()),
         )
             .prop_map(
-                |([source_qpn, dest_qpn, psn], [generation, patience_ms], [ird, ord], crc)| Hello {
+                |(
+                    [source_qpn, dest_qpn, psn],
+                    [generation, patience_ms],
+                    [ird, ord],
+                    (rnr_retry, crc),
+                )| Hello {
                     source_qpn,
                     dest_qpn,
                     psn,
@@ -339,6 +348,7 @@ mod tests {
                     patience_ms,
                     ird,
                     ord,
+                    rnr_retry,
                     crc,
                 },
             )
@@ -430,6 +440,7 @@ mod tests {
         patience_ms: 0x1415_1617,
         ird: 16,
         ord: 0x0102,
+        rnr_retry: 5,
         crc: true,
     };
     const ANSWER: Answer = Answer {
@@ -445,7 +456,7 @@ mod tests {
         let mut wanted = b"MPA ID Req Frame".to_vec();
         wanted.extend([0x50, 2, 0, 32, 0, 16, 1, 2]);
         wanted.extend(b"vbsS");
-        wanted.extend([0, 1, 0, 0, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
+        wanted.extend([0, 1, 0, 5, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
         wanted.extend(0x10..=0x17);
         assert_eq!(HELLO.encode()[..], wanted[..]);
 

@@ -68,6 +68,22 @@ impl Terminate {
         };
         Self { layer, etype, code }
     }
+
+    /// How to tell a peer that what it sent is no frame that can come now.
+    pub(in crate::soft) fn of_error(error: &FrameError) -> Self {
+        let (layer, etype, code) = match error {
+            FrameError::Crc { .. } => (2, 0, 2),
+            FrameError::Queue { .. } => (1, 2, 1),
+            FrameError::Sequence { .. } => (1, 2, 3),
+            FrameError::Version {
+                protocol: "DDP", ..
+            } => (1, 2, 6),
+            FrameError::Version { .. } => (0, 2, 5),
+            // Unspecified.
+            _ => (0, 2, 0xff),
+        };
+        Self { layer, etype, code }
+    }
 }
 
 #[cfg(test)]

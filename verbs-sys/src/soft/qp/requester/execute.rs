@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::access::{self, Cursor, Direction, Place, Trouble};
+use super::super::stream::is_answered;
 use super::super::{MAX_MESSAGE, Qp, now_ns};
 use super::window::is_about_window;
 use super::{Bell, Request, Step, success, total};
@@ -36,6 +37,9 @@ impl Qp {
         let Some(link) = (unsafe { self.link() }) else {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
         };
+        if link.route.is_some() {
+            return self.execute_by_owner(position, request);
+        }
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
         let one_sided = !matches!(
             request.opcode,
@@ -73,6 +77,23 @@ impl Qp {
             bell.local = matches!(link.via, Via::Local);
         }
         done
+    }
+
+    /// A request that the owner of the memory executes.
+    fn execute_by_owner(&self, position: u32, request: &Request<'_>) -> Step {
+        let len = total(request.sges);
+        if len > MAX_MESSAGE {
+            return Step::Failed(IBV_WC_LOC_LEN_ERR);
+        }
+        let access = if is_answered(request.opcode) {
+            IBV_ACCESS_LOCAL_WRITE
+        } else {
+            0
+        };
+        match self.check_lists(request, access) {
+            Ok(()) => self.send_on_stream(request, position, len),
+            Err(status) => Step::Failed(status),
+        }
     }
 
     /// Checks the local side of a request.
@@ -145,7 +166,10 @@ impl Qp {
     pub(super) fn peer_is_missing(&self) -> bool {
         // SAFETY: the send lock is held.
         let link = unsafe { self.link() };
-        link.is_none_or(|link| link.connected_target(self.qpn).is_none())
+        match link {
+            Some(link) if link.route.is_some() => self.stream_has_nobody(),
+            _ => link.is_none_or(|link| link.connected_target(self.qpn).is_none()),
+        }
     }
 
     /// RDMA WRITE and READ.

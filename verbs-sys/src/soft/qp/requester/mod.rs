@@ -30,11 +30,11 @@ pub(super) struct State {
     ring_cleared: Guarded32,
     /// Units of the ring the peer has consumed, and messages it has acknowledged.
     consumed: Guarded32,
-    acked: Guarded32,
+    pub(in crate::soft::qp) acked: Guarded32,
     /// Messages that records of the peer have acknowledged; written under the receive lock.
     pub(super) heard: Guarded32,
     /// Since when the peer has not been ready, or 0.
-    waiting_since: Guarded64,
+    pub(in crate::soft::qp) waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
     atomic: Guarded32,
     /// The oldest unfinished request when the upkeep thread last looked, plus one.
@@ -43,10 +43,12 @@ pub(super) struct State {
     unmappable: Guarded32,
     /// Nonzero while an event is owed for the end of what is under way in SQD.
     announces_drained: Guarded32,
+    /// In SQD: behind the last request that was posted before.
+    begun: Guarded32,
     sq_psn: Guarded32,
     rnr_retry: Guarded32,
     /// Nanoseconds to wait for a peer that does not answer; 0 is for ever.
-    patience_ns: Guarded64,
+    pub(in crate::soft::qp) patience_ns: Guarded64,
 }
 
 impl State {
@@ -88,22 +90,22 @@ impl State {
 
 /// A send request, wherever it was kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request<'a> {
-    pub(super) opcode: u32,
+pub(in crate::soft::qp) struct Request<'a> {
+    pub(in crate::soft::qp) opcode: u32,
     flags: u32,
-    pub(super) imm: u32,
+    pub(in crate::soft::qp) imm: u32,
     /// Of a datagram: the address handle.
-    remote_addr: u64,
+    pub(in crate::soft::qp) remote_addr: u64,
     /// Of a datagram: the destination.
-    rkey: u32,
+    pub(in crate::soft::qp) rkey: u32,
     /// Of a datagram: the queue key.
-    compare_add: u64,
-    swap: u64,
-    pub(super) sges: &'a [ibv_sge],
+    pub(in crate::soft::qp) compare_add: u64,
+    pub(in crate::soft::qp) swap: u64,
+    pub(in crate::soft::qp) sges: &'a [ibv_sge],
 }
 
 impl Request<'_> {
-    pub(super) fn is(&self, flag: u32) -> bool {
+    pub(in crate::soft::qp) fn is(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
@@ -127,7 +129,7 @@ impl Request<'_> {
 }
 
 /// How far a request got.
-pub(super) enum Step {
+pub(in crate::soft::qp) enum Step {
     Done(Outcome),
     /// In the peer's ring.
     Sent(Outcome),
@@ -166,7 +168,7 @@ pub(super) struct Bell {
     acknowledged: Option<u32>,
 }
 
-pub(super) fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {
+pub(in crate::soft::qp) fn success(opcode: ibv_wc_opcode, byte_len: u32) -> Outcome {
     Outcome {
         status: IBV_WC_SUCCESS,
         opcode,

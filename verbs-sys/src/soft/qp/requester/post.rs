@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::Qp;
 use super::super::queues::Kept;
+use super::super::stream::is_answered;
 use super::window::{Bind, is_about_window};
 use super::{Bell, Owed, Request, Step, list, success, total};
 use crate::ffi::{
@@ -194,8 +195,10 @@ impl Qp {
         let first = self.sq.exec.load(Ordering::Relaxed) == position;
         let executed =
             first && self.state() == IBV_QPS_RTS && self.step(position, request, owed, bell);
-        let atomic_sent = executed && self.requester.atomic.load(Ordering::Relaxed) != 0;
-        if !executed || atomic_sent {
+        let has_answer = executed
+            && (self.requester.atomic.load(Ordering::Relaxed) != 0
+                || (self.streams.is_active() && is_answered(request.opcode)));
+        if !executed || has_answer {
             // SAFETY: inline data is readable by the caller's promise.
             unsafe { self.keep(position, request) };
         }
@@ -342,9 +345,14 @@ impl Qp {
             .backlog
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        while self.state() == IBV_QPS_RTS && owed.map.is_none() {
+        while owed.map.is_none() {
             let position = self.sq.exec.load(Ordering::Relaxed);
-            if position == self.sq.tail.load(Ordering::Relaxed) {
+            let end = match (self.begun_in_sqd(), self.state()) {
+                (Some(begun), _) => begun,
+                (None, IBV_QPS_RTS) => self.sq.tail.load(Ordering::Relaxed),
+                _ => return,
+            };
+            if position == end {
                 return;
             }
             let index = self.sq.index(position);

@@ -29,6 +29,7 @@ impl Qp {
             || mailbox.nak.load(Ordering::Relaxed) != 0
             || self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
             || self.state() == IBV_QPS_ERR
+            || self.streams.is_active()
     }
 
     /// Takes acknowledgements and executes what waited for them.
@@ -41,9 +42,18 @@ impl Qp {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         epoch::lock(&self.info().sq_epoch.0);
+        let heard = if self.streams.is_active() {
+            self.hear_stream()
+        } else {
+            Ok(())
+        };
         self.take_acknowledgements(&mut owed);
         if self.state() == IBV_QPS_ERR {
             self.flush_sends(&mut owed);
+        } else if let Err(status) = heard
+            && self.waits()
+        {
+            self.lose_peer(status, &mut owed);
         } else if self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed) {
             self.run_backlog(&mut owed, &mut bell);
         }
@@ -103,7 +113,27 @@ impl Qp {
 
     /// Whether nothing is under way: what is queued has ended, or was not begun.
     pub(in crate::soft::qp) fn is_drained(&self) -> bool {
-        self.sq.exec.load(Ordering::Relaxed) == self.sq.done.load(Ordering::Relaxed)
+        let begun = match self.begun_in_sqd() {
+            Some(begun) => begun,
+            None => self.sq.exec.load(Ordering::Relaxed),
+        };
+        begun == self.sq.done.load(Ordering::Relaxed)
+    }
+
+    /// Behind which request the send queue stops in SQD, where some are still to be sent.
+    pub(super) fn begun_in_sqd(&self) -> Option<u32> {
+        let sends = self.streams.is_active() && self.state() == IBV_QPS_SQD;
+        sends.then(|| self.requester.begun.load(Ordering::Relaxed))
+    }
+
+    /// The queue pair goes to SQD: what was posted before has begun, even if the socket took nothing of
+    /// it yet.
+    pub(in crate::soft::qp) fn stop_sends(&self) {
+        epoch::lock(&self.info().sq_epoch.0);
+        let tail = self.sq.tail.load(Ordering::Relaxed);
+        self.requester.begun.store(tail, Ordering::Relaxed);
+        self.state.store(IBV_QPS_SQD, Ordering::Release);
+        epoch::unlock(&self.info().sq_epoch.0);
     }
 
     /// The queue pair has gone to SQD: an event shall tell when what was under way has ended.
@@ -198,6 +228,7 @@ impl Qp {
         }
         self.sq.exec.store(tail, Ordering::Relaxed);
         self.sq.done.store(tail, Ordering::Release);
+        self.close_outbound();
         owed.completed = true;
         owed.failed = true;
     }
@@ -205,7 +236,13 @@ impl Qp {
     /// Wakes whoever sleeps for what was published. The send lock is held.
     #[inline]
     pub(super) fn finish_burst(&self, owed: &mut Owed, bell: &Bell) {
-        if bell.due {
+        if self.streams.is_active() {
+            self.flush_stream();
+            if bell.due && self.send_cq.is_armed() {
+                // Nobody may poll until it is told.
+                self.watch_stream();
+            }
+        } else if bell.due {
             owed.local |= bell.local;
             // SAFETY: the send lock is held.
             let link = unsafe { self.link() };
@@ -259,6 +296,9 @@ impl Qp {
 
     /// Whether the peer's queue pair can no longer answer what is in flight.
     pub(in crate::soft::qp) fn peer_is_gone(&self, link: &Link) -> bool {
+        if link.route.is_some() {
+            return self.waits() && self.stream_is_lost();
+        }
         let known = link.generation.load(Ordering::Relaxed) != Link::UNKNOWN;
         known && self.waits() && link.connected_target(self.qpn).is_none()
     }
@@ -273,6 +313,15 @@ impl Qp {
         self.run_backlog(owed, &mut Bell::default());
     }
 
+    /// Nobody will ever answer what is in flight. The send lock is held.
+    fn lose_peer(&self, status: ibv_wc_status, owed: &mut Owed) {
+        if self.is_unreliable() {
+            self.lose_messages(owed);
+        } else {
+            self.fail(status, owed);
+        }
+    }
+
     /// The peer at this link will never answer: ends what is in flight, and if its process has died,
     /// the queue pair. Nothing happens if the link is of an earlier connection.
     pub(in crate::soft::qp) fn abandon(&self, link: &Link) {
@@ -285,10 +334,8 @@ impl Qp {
         self.take_acknowledgements(&mut owed);
         let gone = is_ours && (dead || self.peer_is_gone(link));
         if gone && state::is_connected(self.state()) {
-            if self.waits() && self.is_unreliable() {
-                self.lose_messages(&mut owed);
-            } else if self.waits() {
-                self.fail(IBV_WC_RETRY_EXC_ERR, &mut owed);
+            if self.waits() {
+                self.lose_peer(IBV_WC_RETRY_EXC_ERR, &mut owed);
             } else if dead {
                 self.enter_error();
                 // No completion will tell.

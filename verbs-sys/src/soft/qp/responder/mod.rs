@@ -18,7 +18,7 @@ use crate::ffi::{
 use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID};
 use crate::soft::link::Link;
-use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
+use crate::soft::link::ring::{self, Kind, Ring, UNITS};
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;
@@ -33,7 +33,7 @@ pub(super) struct State {
     /// Where the next record is in our ring, counted in units for ever.
     ring_at: Guarded32,
     /// Messages executed.
-    executed: Guarded32,
+    pub(super) executed: Guarded32,
     /// Whether messages were executed that the peer has not been told of ([`OWED`]), and whether it
     /// wants a completion for one of them ([`COMPLETES`]).
     unacknowledged: Guarded32,
@@ -42,7 +42,7 @@ pub(super) struct State {
     /// Units of our ring that the peer knows to be free again.
     told_consumed: Guarded32,
     /// Since when the message at the front has found no receive, or 0.
-    not_ready_since: Guarded64,
+    pub(super) not_ready_since: Guarded64,
     unmappable: Guarded32,
     /// Nonzero once a message was refused without an error of this side: nothing more is taken.
     closed: Guarded32,
@@ -143,6 +143,9 @@ impl Qp {
     /// Whether a poll has anything to do for the receive side.
     #[inline]
     pub(super) fn recv_can_progress(&self) -> bool {
+        if self.streams.is_stalled() {
+            return true;
+        }
         let flushes = || {
             self.state() == IBV_QPS_ERR
                 && self.rq.done.load(Ordering::Relaxed) != self.rq.tail.load(Ordering::Relaxed)
@@ -163,7 +166,7 @@ impl Qp {
     }
 
     /// Takes messages, and tells a sender of this process about it.
-    pub(super) fn receive(&self, notify: bool) {
+    pub(in crate::soft) fn receive(&self, notify: bool) {
         if self.progress_recv(notify)
             && self.is_local.load(Ordering::Relaxed)
             && let Some(link) = self.shared_link()
@@ -190,6 +193,7 @@ impl Qp {
                 }
                 None => self.take_messages(notify, &mut answered, &mut solicited),
             };
+            let more = self.streams.has_inbound() && self.take_stream(&mut solicited);
             let failed = self.state() == IBV_QPS_ERR;
             if failed {
                 self.flush_posted_recvs();
@@ -199,6 +203,9 @@ impl Qp {
             if failed && was_connected {
                 // The send queue fails with the receive queue.
                 self.progress_send();
+            }
+            if more {
+                continue;
             }
             let Some(arena) = map else { break };
             if let Some(link) = self.shared_link()
@@ -281,7 +288,7 @@ impl Qp {
                 // The next poll makes room, and comes here again.
                 Step::Full => break,
                 Step::NotReady => {
-                    if self.out_of_patience(&record) {
+                    if self.out_of_patience(record.rnr_retry) {
                         // The requester fails; this side stays as it is, and takes no more of it.
                         self.responder.closed.store(1, Ordering::Relaxed);
                         self.responder.not_ready_since.store(0, Ordering::Relaxed);
@@ -453,8 +460,8 @@ impl Qp {
     }
 
     /// Whether a message has waited for a receive for as long as its requester retries.
-    fn out_of_patience(&self, record: &Record) -> bool {
-        if record.rnr_retry == RNR_FOREVER {
+    pub(super) fn out_of_patience(&self, rnr_retry: u8) -> bool {
+        if rnr_retry == RNR_FOREVER {
             return false;
         }
         let since = self.responder.not_ready_since.load(Ordering::Relaxed);
@@ -462,10 +469,10 @@ impl Qp {
         if since == 0 {
             self.responder.not_ready_since.store(now, Ordering::Relaxed);
             self.process.nudge_later();
-            return record.rnr_retry == 0;
+            return rnr_retry == 0;
         }
         let timer = self.responder.rnr_timer_ns.load(Ordering::Relaxed);
-        now.saturating_sub(since) >= timer.saturating_mul(u64::from(record.rnr_retry))
+        now.saturating_sub(since) >= timer.saturating_mul(u64::from(rnr_retry))
     }
 
     /// Ends posted receives after the queue pair has failed, and wakes who waits for them.
@@ -483,6 +490,7 @@ impl Qp {
         if self.state() != IBV_QPS_ERR {
             return false;
         }
+        self.close_inbound();
         let tail = self.rq.tail.load(Ordering::Relaxed);
         let mut position = self.rq.done.load(Ordering::Relaxed);
         let any = position != tail;

@@ -193,7 +193,13 @@ impl Qp {
     }
 
     /// Whether a range may be accessed by rkey.
-    fn grants(&self, rkey: u32, addr: u64, len: usize, access: u32) -> Result<(), ibv_wc_status> {
+    pub(in crate::soft::qp) fn grants(
+        &self,
+        rkey: u32,
+        addr: u64,
+        len: usize,
+        access: u32,
+    ) -> Result<(), ibv_wc_status> {
         keys::lookup(&self.process.info().keys, rkey)
             .ok_or(IBV_WC_REM_ACCESS_ERR)?
             .check_remote((self.pd, self.qpn), addr, len, access)

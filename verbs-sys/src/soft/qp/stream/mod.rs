@@ -1,0 +1,132 @@
+//! A queue pair whose requests go through a socket, or come through one.
+//!
+//! What goes out belongs to the requester and is guarded by the send lock, what comes in belongs to the
+//! responder and is guarded by the receive lock; each is behind a mutex of its own besides, taken inside
+//! that lock and never contended.
+
+mod answers;
+mod execute;
+mod inbound;
+mod outbound;
+mod place;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::inbound::Inbound;
+use self::outbound::Outbound;
+pub(super) use self::outbound::is_answered;
+use super::{Qp, state};
+use crate::ffi::ibv_qp_attr;
+use crate::soft::epoch;
+use crate::soft::link::Link;
+use crate::soft::link::stream::Route;
+use crate::soft::link::stream::mpa::Hello;
+
+/// The stream side of a queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    outbound: Mutex<Outbound>,
+    inbound: Mutex<Option<Inbound>>,
+    /// Whether requests have come: another connection for them is of a peer that has begun anew.
+    has_begun: AtomicBool,
+    /// Whether requests go through a socket.
+    active: AtomicBool,
+    /// Whether a connection for the peer's requests is there.
+    has_inbound: AtomicBool,
+    /// Whether something has come that this side cannot take yet.
+    stalled: AtomicBool,
+    /// READs and atomics that may be under way.
+    max_rd_atomic: AtomicU32,
+}
+
+impl Streams {
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn has_inbound(&self) -> bool {
+        self.has_inbound.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// Requests go through a socket from now on, or do not. Both locks are held.
+    pub(super) fn activate(&self, active: bool) {
+        self.active.store(active, Ordering::Relaxed);
+    }
+
+    fn outbound(&self) -> MutexGuard<'_, Outbound> {
+        self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inbound(&self) -> MutexGuard<'_, Option<Inbound>> {
+        self.inbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts both connections. Both locks are held.
+    pub(super) fn reset(&self) {
+        *self.outbound() = Outbound::default();
+        *self.inbound() = None;
+        self.has_begun.store(false, Ordering::Relaxed);
+        self.active.store(false, Ordering::Relaxed);
+        self.has_inbound.store(false, Ordering::Relaxed);
+        self.stalled.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Qp {
+    fn with_send_lock(&self, act: impl FnOnce()) {
+        epoch::lock(&self.info().sq_epoch.0);
+        act();
+        epoch::unlock(&self.info().sq_epoch.0);
+    }
+
+    fn with_recv_lock(&self, act: impl FnOnce()) {
+        epoch::lock(&self.info().rq_epoch.0);
+        act();
+        epoch::unlock(&self.info().rq_epoch.0);
+    }
+
+    /// Has a connection made for our requests, if they go through one.
+    pub(super) fn dial(&self, attr: &ibv_qp_attr, generation: u32) {
+        let Some(link) = self.shared_link().filter(|link| link.route.is_some()) else {
+            return;
+        };
+        let depth = u32::from(attr.max_rd_atomic);
+        self.streams.max_rd_atomic.store(depth, Ordering::Relaxed);
+        let patience = self.requester.patience_ns.load(Ordering::Relaxed) / 1_000_000;
+        let hello = Hello {
+            source_qpn: self.qpn,
+            dest_qpn: link.dest_qpn,
+            psn: attr.sq_psn & state::MASK_24,
+            generation,
+            patience_ms: u32::try_from(patience).unwrap_or(u32::MAX),
+            ird: attr.max_dest_rd_atomic.into(),
+            ord: attr.max_rd_atomic.into(),
+            rnr_retry: attr.rnr_retry & 7,
+            // Within a host nothing can change on the way.
+            crc: matches!(link.route, Some(Route::Tcp { .. })),
+        };
+        self.process.running_streams().dial(self.qpn, link, hello);
+    }
+
+    /// Whether the queue pair still has this connection, and nothing for its requests yet.
+    pub(in crate::soft) fn wants_stream(&self, link: &Arc<Link>) -> bool {
+        let same = |ours: Arc<Link>| Arc::ptr_eq(&ours, link);
+        state::is_connected(self.state()) && self.shared_link().is_some_and(same)
+    }
+
+    /// Something has come on the connection for our requests, or it takes more.
+    pub(in crate::soft) fn serve_outbound(&self) {
+        self.progress_send();
+        if self.waits() {
+            self.watch_stream();
+        }
+    }
+}

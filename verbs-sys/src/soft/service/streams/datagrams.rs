@@ -1,0 +1,90 @@
+//! Datagrams between hosts: UDP from one process to the other, with the destination's number in front.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType,
+};
+
+use super::{DATAGRAM, Worker, token};
+use crate::soft::qp::MAX_DATAGRAM;
+
+/// Bytes before the datagram: the number of its queue pair.
+const NUMBER: usize = 4;
+/// Datagrams taken before other sockets have their turn.
+const BURST: usize = 64;
+
+/// A socket for datagrams of other hosts.
+pub(in crate::soft) fn bind_udp(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    if address.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Sends a datagram to a queue pair.
+pub(in crate::soft) fn send_udp(
+    socket: &OwnedFd,
+    to: SocketAddr,
+    qpn: u32,
+    parts: &[&[u8]; 2],
+) -> Result<(), Errno> {
+    let number = qpn.to_be_bytes();
+    let parts = [
+        IoSlice::new(&number),
+        IoSlice::new(parts[0]),
+        IoSlice::new(parts[1]),
+    ];
+    let mut none = SendAncillaryBuffer::default();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg_addr(socket, &to, &parts, &mut none, flags).map(drop)
+}
+
+impl Worker {
+    pub(super) fn add_datagrams(&mut self, socket: OwnedFd) {
+        let data = EventData::new_u64(token(DATAGRAM, 0));
+        match epoll::add(&self.shared.epoll, &socket, data, EventFlags::IN) {
+            Ok(()) => self.datagrams = Some(socket),
+            Err(error) => tracing::error!(%error, "cannot wait for datagrams"),
+        }
+    }
+
+    pub(super) fn take_datagrams(&mut self) {
+        let Some(socket) = &self.datagrams else {
+            return;
+        };
+        // One byte more than any has, so that a longer one is noticed.
+        let mut space = [MaybeUninit::uninit(); NUMBER + MAX_DATAGRAM + 1];
+        for _ in 0..BURST {
+            let received = rustix::net::recvfrom(socket, &mut space, RecvFlags::DONTWAIT);
+            let ((bytes, _), _, from) = match received {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                // Also what the kernel has heard of an earlier one of ours.
+                Err(_) => return,
+            };
+            let Some((number, datagram)) = bytes.split_first_chunk_mut::<NUMBER>() else {
+                continue;
+            };
+            let from = from.and_then(|from| SocketAddr::try_from(from).ok());
+            let qp = self.process.qp(u32::from_be_bytes(*number));
+            if let (Some(qp), Some(from)) = (qp, from)
+                && datagram.len() <= MAX_DATAGRAM
+            {
+                qp.pass_datagram(from.ip().to_canonical(), datagram);
+            }
+        }
+    }
+}
