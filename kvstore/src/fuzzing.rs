@@ -6,14 +6,16 @@ mod target;
 
 pub use target::Target;
 
+use verbs_sys::RemoteAddr;
 use wire::{Encode, Frame, encode_with_body, view};
 
 use crate::block::{self, Checksummed, Expected};
-use crate::limits::{check_key, check_value};
+use crate::limits::{MAX_VALUE, check_key, check_value};
 use crate::protocol::{
     Commit, Delete, Get, Location, Put, Reply, Reserve, Stat, Statistics, Status, Unpin, Value,
     kind,
 };
+use crate::segments;
 use crate::server::request::{self, Request};
 
 /// All of them.
@@ -113,11 +115,12 @@ fn reply(bytes: &[u8]) -> bool {
         kind::REPLY => view::<Reply>(frame).is_ok_and(|reply| {
             let places = [&reply.location, &reply.reserved].map(Location::from);
             let status = Status::from(reply.status);
-            std::hint::black_box((places, status, reply.cacheable));
+            std::hint::black_box((status, reply.cacheable));
+            places.iter().for_each(read);
             true
         }),
         kind::VALUE => view::<Value>(frame).is_ok_and(|value| {
-            std::hint::black_box(Location::from(&value.location));
+            read(&Location::from(&value.location));
             true
         }),
         kind::STATISTICS => view::<Statistics>(frame).is_ok_and(|statistics| {
@@ -126,6 +129,20 @@ fn reply(bytes: &[u8]) -> bool {
         }),
         _ => false,
     })
+}
+
+/// What a client would READ of the value at a place.
+fn read(place: &Location) {
+    let length = place.length as usize;
+    if check_value(length).is_err() {
+        return;
+    }
+    let remote = RemoteAddr {
+        addr: place.address,
+        rkey: place.rkey,
+    };
+    let ranges = segments::of(0..length, remote).map(|(range, _)| range.len());
+    assert_eq!(ranges.sum::<usize>(), length);
 }
 
 fn replies() -> Vec<Vec<u8>> {
@@ -141,8 +158,18 @@ fn replies() -> Vec<Vec<u8>> {
         status: Status::Registration,
         cacheable: true,
     };
+    // Made up: there is no memory there.
+    let nowhere = Reply {
+        location: Location {
+            address: u64::MAX,
+            length: MAX_VALUE as u32,
+            ..location
+        },
+        ..reply
+    };
     vec![
         frame(kind::REPLY, &reply, b""),
+        frame(kind::REPLY, &nowhere, b""),
         frame(kind::VALUE, &Value { location }, b"four"),
         frame(kind::STATISTICS, &Statistics::default(), b""),
     ]

@@ -6,7 +6,7 @@ use verbs_sys::RemoteAddr;
 
 /// The longest operation that is posted, in bytes. Every known device takes it (`max_msg_sz` of `ibv_query_port(3)`; the
 /// smallest is 8 MiB, of the kernel's software devices).
-const LONGEST: usize = 8 << 20;
+pub const LONGEST: usize = 8 << 20;
 
 /// Most operations that one value and its header are divided into.
 pub const MOST: usize = crate::limits::MAX_VALUE / LONGEST + 1;
@@ -21,7 +21,8 @@ pub fn of(
     (0..count).map(move |index| {
         let start = range.start + index * LONGEST;
         let end = range.end.min(start + LONGEST);
-        let addr = remote.addr + (start - range.start) as u64;
+        // The peer has given the address: one that has no end is for the device to refuse.
+        let addr = remote.addr.wrapping_add((start - range.start) as u64);
         (start..end, RemoteAddr { addr, ..remote })
     })
 }
@@ -50,6 +51,13 @@ mod tests {
             assert_eq!(at, 32 + length);
             assert!(chain.len() < MOST);
         }
+    }
+
+    #[test]
+    fn an_address_that_a_peer_made_up_is_no_panic() {
+        let addr = u64::MAX - 1;
+        let chain: Vec<_> = of(0..LONGEST + 1, RemoteAddr { addr, rkey: 9 }).collect();
+        assert_eq!(chain[1].1.addr, addr.wrapping_add(LONGEST as u64));
     }
 
     #[test]

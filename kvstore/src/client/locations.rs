@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::protocol::Location;
+use crate::segments::LONGEST;
 
 /// Takes a key that is a hash already.
 #[derive(Default)]
@@ -77,8 +78,13 @@ impl Locations {
     }
 
     /// Remembers a location. Does not allocate when the key is known.
+    ///
+    /// One that a single READ cannot fetch is not remembered: no server gives one, and the memory for it is ours.
     #[inline]
     pub fn set(&mut self, hash: u64, key: &[u8], location: Location) {
+        if location.length as usize > LONGEST {
+            return self.forget(hash);
+        }
         if let Some(entry) = self.young.get_mut(&hash)
             && *entry.key == *key
         {
@@ -150,6 +156,21 @@ mod tests {
             locations.set(key_hash(&key), &key, at(2));
             assert_eq!(locations.get(key_hash(b"hot"), b"hot"), Some(at(1)));
         }
+    }
+
+    #[test]
+    fn a_location_that_no_read_can_fetch_is_not_remembered() {
+        let mut locations = Locations::new(10);
+        let long = |length: usize| Location {
+            length: length as u32,
+            ..at(1)
+        };
+        locations.set(5, b"a", long(LONGEST));
+        assert_eq!(locations.get(5, b"a"), Some(long(LONGEST)));
+        locations.set(5, b"a", long(LONGEST + 1));
+        assert_eq!(locations.get(5, b"a"), None, "nor the one before");
+        locations.set(5, b"a", long(u32::MAX as usize));
+        assert_eq!(locations.get(5, b"a"), None);
     }
 
     proptest! {
