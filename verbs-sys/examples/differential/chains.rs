@@ -3,7 +3,8 @@
 use verbs_sys::{AccessFlags, QpType, ffi};
 
 use crate::connect::needed;
-use crate::generate::{ALL, Generator, REGIONS, SCRATCH, is_answered};
+use crate::generate::{ALL, Generator, REGIONS, SCRATCH};
+use crate::opcode::is_answered;
 use crate::program::{Action, Request, Side, Spoil, Wait};
 
 const STATES: [ffi::ibv_qp_state; 7] = [

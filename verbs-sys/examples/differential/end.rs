@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 
 use verbs_sys::{
-    CompletionQueue, QpState, QpType, QueuePair, WcOpcode, WcStatus, WorkCompletion, ffi,
+    CompletionQueue, QpState, QpType, QueuePair, SharedReceiveQueue, WcOpcode, WcStatus,
+    WorkCompletion, ffi,
 };
 
 /// A queue pair with completion queues of its own, and what is outstanding.
@@ -13,6 +14,8 @@ pub struct End {
     pub send_cq: CompletionQueue,
     pub recv_cq: CompletionQueue,
     pub sq_sig_all: bool,
+    /// Where its receives come from, if not from a queue of its own.
+    pub srq: Option<SharedReceiveQueue>,
     /// Each with whether it is signaled.
     pub sends: VecDeque<(u64, bool)>,
     pub recvs: VecDeque<u64>,
@@ -38,6 +41,7 @@ impl End {
         qp: QueuePair,
         send_cq: CompletionQueue,
         recv_cq: CompletionQueue,
+        srq: Option<SharedReceiveQueue>,
         sq_sig_all: bool,
     ) -> Self {
         Self {
@@ -45,6 +49,7 @@ impl End {
             send_cq,
             recv_cq,
             sq_sig_all,
+            srq,
             sends: VecDeque::new(),
             recvs: VecDeque::new(),
             broken: false,
@@ -151,7 +156,7 @@ impl End {
             return false;
         }
         match self.state() {
-            QpState::Err => self.recvs.is_empty(),
+            QpState::Err => self.recvs.is_empty() || self.srq.is_some(),
             QpState::Sqe => true,
             _ => false,
         }
@@ -214,8 +219,12 @@ impl End {
             // SAFETY: inside the list, as is the one before it.
             unsafe { (*first.add(index - 1)).next = first.add(index) };
         }
-        // SAFETY: as for sends.
-        let result = unsafe { self.qp.post_recv(first) };
+        let result = match &self.srq {
+            // SAFETY: as for sends.
+            Some(srq) => unsafe { srq.post_recv(first) },
+            // SAFETY: as for sends.
+            None => unsafe { self.qp.post_recv(first) },
+        };
         let result = result.map_err(|error| Refused::new(&error.source, error.bad_wr, first));
         // Of those posted to a broken queue pair it is not certain that they come back.
         if !self.broken {

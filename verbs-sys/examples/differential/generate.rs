@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use verbs_sys::{AccessFlags, QpType, ffi};
 
+use crate::opcode::{is_answered, is_atomic, right, takes_receive};
 use crate::program::{
     Action, Key, PairPlan, Place, Program, Recv, RegionPlan, Request, Side, Step, Wait,
 };
@@ -26,6 +27,9 @@ const WORDS: u32 = 4;
 
 /// The pair whose states alone are played with.
 pub const SCRATCH: usize = 4;
+
+/// The pair whose receive queues are shared ones.
+const SHARED: usize = 5;
 
 pub struct Generator {
     pub random: Random,
@@ -66,14 +70,23 @@ pub fn generate(seed: u64, chains: u32) -> Program {
         region(600, 2000, ALL | AccessFlags::MW_BIND, false),
     ];
     let last = random.pick(&[QpType::Rc, QpType::Uc, QpType::Ud]);
-    let types = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, last];
-    let pairs = types.map(|qp_type| PairPlan {
+    let types = [
+        QpType::Rc,
+        QpType::Rc,
+        QpType::Uc,
+        QpType::Ud,
+        last,
+        QpType::Rc,
+    ];
+    let mut pairs = types.map(|qp_type| PairPlan {
         qp_type,
+        shared: false,
         max_wr: random.pick(&[8, 13, 16, 32]),
         max_sge: 2 + random.below(3),
         max_inline: random.pick(&[0, 32, 100]),
         sq_sig_all: random.percent(20),
     });
+    pairs[SHARED].shared = true;
     let mut generator = Generator {
         random,
         program: Program {
@@ -103,9 +116,21 @@ impl Generator {
     fn chain(&mut self) {
         let pair = self
             .random
-            .pick(&[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, SCRATCH]);
+            .pick(&[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, SCRATCH, SHARED, SHARED]);
         if pair == SCRATCH {
             return self.play_with_states();
+        }
+        if pair == SHARED {
+            // Receives stay in the queue whatever happens, so that only what takes none, or all of
+            // its own, leaves it as it is known.
+            return match self.random.below(100) {
+                0..=4 => self.connect(pair, None),
+                5..=12 => self.pause(pair),
+                13..=20 => self.be_patient(pair),
+                21..=35 => self.mistake(pair),
+                36..=45 => self.exchange_both_ways(pair),
+                _ => self.exchange(pair),
+            };
         }
         match (self.program.pairs[pair].qp_type, self.random.below(100)) {
             (_, 0..=2) => self.connect(pair, None),
@@ -163,10 +188,10 @@ impl Generator {
         (rnr_retry, timeout, retry_cnt): (u8, u8, u8),
         refill: Option<u64>,
     ) {
-        self.links[pair] = Link {
-            rnr_retry,
-            ..Link::default()
-        };
+        self.links[pair].rnr_retry = rnr_retry;
+        if pair != SHARED {
+            self.links[pair].spare = Default::default();
+        }
         let connect = Action::Connect {
             access,
             rnr_retry,
@@ -455,38 +480,5 @@ pub fn place(region: usize, offset: u32, len: u32) -> Place {
         offset: offset.into(),
         len,
         key: Key::Good,
-    }
-}
-
-pub fn is_atomic(opcode: ffi::ibv_wr_opcode) -> bool {
-    matches!(
-        opcode,
-        ffi::IBV_WR_ATOMIC_CMP_AND_SWP | ffi::IBV_WR_ATOMIC_FETCH_AND_ADD
-    )
-}
-
-/// Whether bytes come back.
-pub fn is_answered(opcode: ffi::ibv_wr_opcode) -> bool {
-    is_atomic(opcode) || opcode == ffi::IBV_WR_RDMA_READ
-}
-
-pub fn takes_receive(opcode: ffi::ibv_wr_opcode) -> bool {
-    matches!(
-        opcode,
-        ffi::IBV_WR_SEND
-            | ffi::IBV_WR_SEND_WITH_IMM
-            | ffi::IBV_WR_SEND_WITH_INV
-            | ffi::IBV_WR_RDMA_WRITE_WITH_IMM
-    )
-}
-
-/// The right that a peer needs.
-pub fn right(opcode: ffi::ibv_wr_opcode) -> AccessFlags {
-    match opcode {
-        ffi::IBV_WR_RDMA_READ => AccessFlags::REMOTE_READ,
-        ffi::IBV_WR_ATOMIC_CMP_AND_SWP | ffi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            AccessFlags::REMOTE_ATOMIC
-        }
-        _ => AccessFlags::REMOTE_WRITE,
     }
 }

@@ -16,6 +16,7 @@ mod end;
 mod generate;
 mod memory;
 mod mistakes;
+mod opcode;
 mod post;
 mod program;
 mod random;

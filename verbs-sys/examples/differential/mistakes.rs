@@ -3,7 +3,8 @@
 use verbs_sys::{QpType, ffi};
 
 use crate::chains::modify;
-use crate::generate::{ALL, Generator, is_atomic, place, right, takes_receive};
+use crate::generate::{ALL, Generator, place};
+use crate::opcode::{self, is_atomic, right, takes_receive};
 use crate::program::{Action, Key, Place, Recv, Request, Side, Wait};
 
 const ONE_SIDED: [ffi::ibv_wr_opcode; 5] = [
@@ -95,6 +96,17 @@ const RELIABLE: [Mistake; 24] = [
     Mistake::SilentPeer,
 ];
 
+/// Those that take no receive.
+const WITHOUT_RECEIVES: [Mistake; 7] = [
+    Mistake::LocalKey,
+    Mistake::LocalRange,
+    Mistake::RemoteKey,
+    Mistake::RemoteRange,
+    Mistake::RemoteRight,
+    Mistake::QueuePairRight,
+    Mistake::TooManyElements,
+];
+
 const UNRELIABLE: [Mistake; 7] = [
     Mistake::LocalKey,
     Mistake::LocalRange,
@@ -121,7 +133,9 @@ impl Generator {
     pub fn mistake(&mut self, pair: usize) {
         let qp_type = self.program.pairs[pair].qp_type;
         let reliable = qp_type == QpType::Rc;
+        let shared = self.program.pairs[pair].shared;
         let mistake = match qp_type {
+            QpType::Rc if shared => self.random.pick(&WITHOUT_RECEIVES),
             QpType::Rc => self.random.pick(&RELIABLE),
             QpType::Uc => self.random.pick(&UNRELIABLE),
             _ => self.random.pick(&DATAGRAMS),
@@ -131,7 +145,15 @@ impl Generator {
             return self.exchange(pair);
         }
         let side = self.side();
-        let opcode = self.opcode_for(mistake, qp_type);
+        let opcode = if shared {
+            self.random.pick(&[
+                ffi::IBV_WR_RDMA_WRITE,
+                ffi::IBV_WR_RDMA_READ,
+                ffi::IBV_WR_ATOMIC_FETCH_AND_ADD,
+            ])
+        } else {
+            self.opcode_for(mistake, qp_type)
+        };
         self.prepare(pair, side, mistake, opcode);
         let len = 1 + self.length(250);
         let mut request = self.request(pair, side, opcode, len);
@@ -164,7 +186,7 @@ impl Generator {
         if let Some(last) = list.last_mut() {
             last.flags |= ffi::IBV_SEND_SIGNALED;
         }
-        let name = crate::program::opcode_name(opcode);
+        let name = opcode::name(opcode);
         let kind = format!("{mistake:?} {qp_type:?} {name}");
         let wait = match qp_type {
             // Nothing tells the sender what comes of it.
@@ -172,7 +194,7 @@ impl Generator {
             _ => Wait::End { recvs: 0 },
         };
         self.push(pair, kind, Action::Send { side, list, wait });
-        if reliable && !alone && !is_of_call(mistake) && self.random.percent(30) {
+        if reliable && !shared && !alone && !is_of_call(mistake) && self.random.percent(30) {
             self.post_after_error(pair, side);
         }
         let refill = self.random.next();

@@ -4,6 +4,8 @@ use std::fmt;
 
 use verbs_sys::{AccessFlags, MwType, QpType, ffi};
 
+use crate::opcode;
+
 /// Everything about a program is decided before it runs, so it is the same on every device.
 pub struct Program {
     pub seed: u64,
@@ -45,6 +47,8 @@ pub struct PairPlan {
     pub max_sge: u32,
     pub max_inline: u32,
     pub sq_sig_all: bool,
+    /// Whether each queue pair has a shared receive queue, which keeps its receives.
+    pub shared: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,21 +272,6 @@ impl Step {
     }
 }
 
-pub fn opcode_name(opcode: ffi::ibv_wr_opcode) -> &'static str {
-    match opcode {
-        ffi::IBV_WR_RDMA_WRITE => "WRITE",
-        ffi::IBV_WR_RDMA_WRITE_WITH_IMM => "WRITE_IMM",
-        ffi::IBV_WR_SEND => "SEND",
-        ffi::IBV_WR_SEND_WITH_IMM => "SEND_IMM",
-        ffi::IBV_WR_RDMA_READ => "READ",
-        ffi::IBV_WR_ATOMIC_CMP_AND_SWP => "CMP_SWAP",
-        ffi::IBV_WR_ATOMIC_FETCH_AND_ADD => "FETCH_ADD",
-        ffi::IBV_WR_LOCAL_INV => "LOCAL_INV",
-        ffi::IBV_WR_SEND_WITH_INV => "SEND_INV",
-        _ => "?",
-    }
-}
-
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = if self.heap { "heap" } else { "device" };
@@ -295,8 +284,13 @@ impl fmt::Display for Program {
         for (index, pair) in self.pairs.iter().enumerate() {
             writeln!(
                 f,
-                "pair {index} {:?} max_wr {} max_sge {} max_inline {} sq_sig_all {}",
-                pair.qp_type, pair.max_wr, pair.max_sge, pair.max_inline, pair.sq_sig_all
+                "pair {index} {:?} max_wr {} max_sge {} max_inline {} sq_sig_all {} shared {}",
+                pair.qp_type,
+                pair.max_wr,
+                pair.max_sge,
+                pair.max_inline,
+                pair.sq_sig_all,
+                pair.shared
             )?;
         }
         for (index, step) in self.steps.iter().enumerate() {
@@ -407,7 +401,7 @@ impl fmt::Display for Recv {
 
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "({} {}", self.id, opcode_name(self.opcode))?;
+        write!(f, "({} {}", self.id, opcode::name(self.opcode))?;
         list(f, &self.places)?;
         if let Some(target) = &self.target {
             write!(f, " -> {target}")?;

@@ -371,7 +371,12 @@ impl<'a> World<'a> {
 fn end(context: &Context, pd: &ProtectionDomain, plan: &PairPlan) -> Result<End, Box<dyn Error>> {
     let send_cq = context.create_cq(8 * plan.max_wr, None)?;
     let recv_cq = context.create_cq(8 * plan.max_wr, None)?;
+    let srq = match plan.shared {
+        true => Some(pd.create_srq(plan.max_wr, plan.max_sge)?),
+        false => None,
+    };
     let init = QueuePairInit {
+        srq: srq.as_ref(),
         max_send_wr: plan.max_wr,
         max_recv_wr: plan.max_wr,
         max_send_sge: plan.max_sge,
@@ -382,7 +387,7 @@ fn end(context: &Context, pd: &ProtectionDomain, plan: &PairPlan) -> Result<End,
         ..QueuePairInit::new(&send_cq, &recv_cq)
     };
     let qp = pd.create_qp(&init)?;
-    Ok(End::new(qp, send_cq, recv_cq, plan.sq_sig_all))
+    Ok(End::new(qp, send_cq, recv_cq, srq, plan.sq_sig_all))
 }
 
 /// From any state.

@@ -2,8 +2,9 @@
 
 use verbs_sys::{AccessFlags, MwType, ffi};
 
-use crate::generate::{ALL, Generator, is_atomic, place, right};
-use crate::program::{Action, Bind, Key, Place, Request, Side, Wait, opcode_name};
+use crate::generate::{ALL, Generator, place};
+use crate::opcode::{self, is_atomic, right};
+use crate::program::{Action, Bind, Key, Place, Request, Side, Wait};
 
 /// The region to which windows can be bound, and one to which they cannot; see `generate`.
 const BINDABLE: usize = 8;
@@ -122,14 +123,14 @@ impl Generator {
     fn use_window(&mut self, pair: usize, owner: Side, range: Place) {
         let opcode = self.random.pick(&OPCODES);
         let request = self.through(pair, owner, opcode, range);
-        let kind = format!("through window {}", opcode_name(opcode));
+        let kind = format!("through window {}", opcode::name(opcode));
         self.send_one(pair, owner.other(), kind, request);
     }
 
     fn misuse_window(&mut self, pair: usize, owner: Side, kind: MwType, range: Place) {
         let opcode = self.random.pick(&OPCODES);
         let mut request = self.through(pair, owner, opcode, range);
-        let name = opcode_name(opcode);
+        let name = opcode::name(opcode);
         let is_type_2 = kind == MwType::Type2;
         let what = match self.random.below(6) {
             0 => {
@@ -201,7 +202,7 @@ impl Generator {
             ..place(BINDABLE, 0, 0)
         });
         request.flags = ffi::IBV_SEND_SIGNALED;
-        let kind = format!("invalidate {}", opcode_name(opcode));
+        let kind = format!("invalidate {}", opcode::name(opcode));
         self.send_one(pair, side, kind, request);
     }
 
