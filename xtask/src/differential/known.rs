@@ -177,7 +177,7 @@ const TABLE: &[Known] = &[
     },
     Known {
         kinds: &["* with an unchecked value *"],
-        soft0: &[" modify EINVAL", " now *"],
+        soft0: &[" modify EINVAL", " now *", STATE],
         rxe0: &[" now *", STATE],
         what: "a `pkey_index`, `path_mtu`, `is_global`, `dest_qp_num`, timer or count that is out of range",
         soft0_does: "`EINVAL` from ibv_modify_qp",
