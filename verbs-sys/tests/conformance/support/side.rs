@@ -236,7 +236,8 @@ impl Side {
             }
             Command::SrqSize { srq } => {
                 let attr = self.srqs[srq].query().expect("no attributes");
-                assert_eq!(attr.max_wr, self.srqs[srq].max_wr());
+                // rdma_rxe tells of no more than was asked for when one is made.
+                assert!(attr.max_wr >= self.srqs[srq].max_wr());
                 return json(attr.max_wr);
             }
             Command::AsyncEvent { wait } => return json(self.async_event(wait)),
