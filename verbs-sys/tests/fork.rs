@@ -12,8 +12,8 @@ use std::{
 
 use common::{ALL, Pair, Queue, Result, Side, bytes, remote};
 use verbs_sys::{
-    Context, MemoryRegion, PathOptions, ProtectionDomain, QpType, QueuePairInit, RemoteAddr,
-    SendFlags, WcStatus, find_device, fork_init, owned::OwnedQueuePair,
+    AsyncEventKind, Context, MemoryRegion, PathOptions, ProtectionDomain, QpType, QueuePairInit,
+    RemoteAddr, SendFlags, WcStatus, find_device, fork_init, owned::OwnedQueuePair,
 };
 
 /// What each end tells the other: itself, and a region.
@@ -116,6 +116,62 @@ fn child(inherited: (Pair, MemoryRegion, verbs_sys::QueuePair), stream: UnixStre
     Ok(())
 }
 
+/// A child that connects, forks a child of its own, and dies while that one lives.
+fn short_lived_child(stream: UnixStream) -> Result<std::convert::Infallible> {
+    let mut stream = BufReader::new(stream);
+    let context = find_device(Some("soft0"))?.open()?;
+    let pd = context.alloc_pd()?;
+    let region = pd.reg_memory(&context.alloc_memory(4096)?, ALL)?;
+    let side = side(&context, &pd)?;
+    meet(&mut stream, &side, &context, &region)?;
+    // The parent has connected, too.
+    stream.read_line(&mut String::new())?;
+    // SAFETY: as in the test.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // Lives on until its parent's peer has seen enough.
+        let _ = stream.read_line(&mut String::new());
+    }
+    // SAFETY: it ends here, as a crash would.
+    unsafe { libc::_exit((pid < 0).into()) }
+}
+
+/// What a forked child has inherited does not keep its parent alive to others.
+fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Result {
+    let (here, there) = UnixStream::pair()?;
+    here.set_read_timeout(Some(Duration::from_secs(60)))?;
+    there.set_read_timeout(Some(Duration::from_secs(60)))?;
+    // SAFETY: as in the test.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "cannot fork");
+    if pid == 0 {
+        drop(here);
+        let result = catch_unwind(AssertUnwindSafe(|| short_lived_child(there)));
+        if let Ok(Err(error)) = result {
+            eprintln!("the child failed: {error}");
+        }
+        // SAFETY: it ends here.
+        unsafe { libc::_exit(2) };
+    }
+    drop(there);
+    let mut stream = BufReader::new(here);
+    let region = pair.region(4096, 9)?;
+    let side = side(&pair.context, &pair.pd)?;
+    meet(&mut stream, &side, &pair.context, &region)?;
+    stream.get_mut().write_all(b"connected\n")?;
+    assert_eq!(wait_for_child(pid), 0);
+    let event = pair
+        .context
+        .next_async_event_timeout(Duration::from_secs(60))?
+        .ok_or("nobody noticed")?;
+    let fatal = AsyncEventKind::QpFatal(side.qp.qp_num());
+    assert_eq!(*event.kind(), fatal);
+    // Its child has lived as long as this.
+    stream.get_mut().write_all(b"go\n")?;
+    drop(event);
+    Ok(())
+}
+
 /// The status that the child ends with.
 fn wait_for_child(pid: libc::pid_t) -> i32 {
     let mut status = 0;
@@ -214,6 +270,11 @@ fn a_forked_child_leaves_its_parents_device_alone() -> Result {
         status,
         WcStatus::WrFlushErr | WcStatus::RetryExcErr
     ));
+    works(&mut pair)?;
+    drop(side);
+    while pair.context.try_get_async_event()?.is_some() {}
+
+    the_end_of_a_child_is_noticed_before_that_of_its_own_child(&pair)?;
     works(&mut pair)?;
     Ok(())
 }

@@ -295,10 +295,12 @@ fn depths_of_reads_are_as_the_device_says() {
         assert_eq!(all.max_dest_rd_atomic, target);
         assert_eq!(all.max_rd_atomic, initiator);
     }
+    // rdma_rxe takes any.
+    if !open().device().is_software() {
+        return;
+    }
     for (below, field) in [(1, as_target), (2, as_initiator)] {
-        let Some(too_many) = field.checked_add(1) else {
-            continue;
-        };
+        let too_many = field + 1;
         let (qp, mut attr) = fresh();
         up(&qp, &mut attr, below);
         let before = attr;
@@ -314,17 +316,15 @@ fn depths_of_reads_are_as_the_device_says() {
             .expect("no way up");
     }
     // While sending is stopped they can be changed.
-    if open().device().is_software() {
-        let (qp, mut attr) = fresh();
-        up(&qp, &mut attr, 3);
-        attr.qp_state = ffi::IBV_QPS_SQD;
-        qp.modify(&attr, QpAttrMask::STATE).expect("no way to SQD");
-        (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (7, 9);
-        let depths = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MAX_QP_RD_ATOMIC;
-        qp.modify(&attr, depths).expect("no change");
-        let all = qp.query(classic()).expect("no attributes");
-        assert_eq!((all.max_dest_rd_atomic, all.max_rd_atomic), (7, 9));
-        attr.max_rd_atomic = as_initiator + 1;
-        assert_invalid(&qp, &attr, depths);
-    }
+    let (qp, mut attr) = fresh();
+    up(&qp, &mut attr, 3);
+    attr.qp_state = ffi::IBV_QPS_SQD;
+    qp.modify(&attr, QpAttrMask::STATE).expect("no way to SQD");
+    (attr.max_dest_rd_atomic, attr.max_rd_atomic) = (7, 9);
+    let depths = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, depths).expect("no change");
+    let all = qp.query(classic()).expect("no attributes");
+    assert_eq!((all.max_dest_rd_atomic, all.max_rd_atomic), (7, 9));
+    attr.max_rd_atomic = as_initiator + 1;
+    assert_invalid(&qp, &attr, depths);
 }
