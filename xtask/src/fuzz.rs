@@ -83,9 +83,10 @@ fn build(workspace: &Workspace) -> Result<Folders> {
     let folder = workspace.target.join("fuzz");
     let manifest = workspace.root.join("fuzz").join("Cargo.toml");
     let flags = format!("--cfg fuzzing {COVERAGE} {CHECKS} {}", nightly::ADDRESS);
+    // Not `--locked`: a new dependency of a crate would have to be told to this program's file too.
     cmd!(
         sh,
-        "cargo +nightly build --locked --release --manifest-path {manifest} --target {target}
+        "cargo +nightly build --release --manifest-path {manifest} --target {target}
          --target-dir {folder}"
     )
     .env("RUSTFLAGS", flags)
