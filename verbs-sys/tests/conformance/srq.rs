@@ -255,7 +255,9 @@ scripts! {
         let list: Vec<Recv> = (0..6).map(|id| Recv::new(id, &[])).collect();
         ends.b.post_srq(srq, &list);
         let before = ends.b.srq_size(srq);
-        for too_small in [0, 5] {
+        // rdma_rxe rounds up to what is enough.
+        let too_small: &[u32] = if ends.is_software() { &[0, 5] } else { &[0] };
+        for &too_small in too_small {
             assert!(!ends.b.modify_srq(srq, too_small, 0, ffi::IBV_SRQ_MAX_WR));
             assert_eq!(ends.b.srq_size(srq), before);
         }
