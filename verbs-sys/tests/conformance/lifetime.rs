@@ -1,5 +1,7 @@
 //! Handles keep each other alive, and go in any order.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use verbs_sys::{
     CompletionChannel, CompletionQueue, Context, Device, DeviceError, HostMemory, MemoryRegion,
     PathOptions, ProtectionDomain, QueuePair, QueuePairInit, WorkCompletion, devices,
@@ -177,6 +179,54 @@ fn a_busy_queue_pair_does_not_starve_another() {
         while cq.poll(&mut left).expect("cannot poll") == 0 {}
         assert_eq!(left[0].qp_num(), pairs[busy].qp_num());
     }
+}
+
+/// A completion queue is much smaller than its queue pairs, and all of them are at work; but no more
+/// requests are outstanding at any time than it has room for.
+#[test]
+fn keeping_to_the_size_of_a_queue_is_enough() {
+    const EACH: u32 = 4;
+    let everything = Everything::new();
+    let region = everything.region.as_ref().expect("there");
+    let cq = everything.cq.as_ref().expect("there");
+    let context = everything.context.as_ref().expect("there");
+    let pairs = [(); 4].map(|()| everything.another_pair());
+    assert!(cq.capacity() >= pairs.len() * EACH as usize);
+    let rounds = if context.device().is_software() {
+        20_000
+    } else {
+        500
+    };
+    let outstanding = [(); 4].map(|()| AtomicU32::new(0));
+    let deadline = std::time::Instant::now() + PATIENCE;
+    std::thread::scope(|scope| {
+        for (qp, outstanding) in pairs.iter().zip(&outstanding) {
+            scope.spawn(move || {
+                for _ in 0..rounds {
+                    while outstanding.load(Ordering::Acquire) == EACH {
+                        assert!(std::time::Instant::now() < deadline, "nothing completes");
+                        std::thread::yield_now();
+                    }
+                    outstanding.fetch_add(1, Ordering::Relaxed);
+                    post_write_to_itself(qp, region);
+                }
+            });
+        }
+        let mut completions: [WorkCompletion; 3] = Default::default();
+        let mut left = rounds * pairs.len();
+        while left > 0 {
+            let count = cq.poll(&mut completions).expect("it has overrun");
+            assert!(std::time::Instant::now() < deadline, "nothing completes");
+            for completion in &completions[..count] {
+                assert!(completion.is_ok(), "{completion:?}");
+                let is_it = |qp: &QueuePair| qp.qp_num() == completion.qp_num();
+                let which = pairs.iter().position(is_it).expect("of a stranger");
+                outstanding[which].fetch_sub(1, Ordering::Release);
+                left -= 1;
+            }
+        }
+    });
+    assert!(context.try_get_async_event().expect("no events").is_none());
 }
 
 #[test]
