@@ -6,7 +6,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use xshell::{Cmd, Shell, cmd};
 
-use crate::workspace::{Workspace, features};
+use crate::hosts::Hosts;
+use crate::workspace::{TestBinary, Workspace, features};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Args)]
@@ -14,12 +15,18 @@ pub struct Test {
     /// Build with real devices (feature `rdma-core`) as well
     #[arg(long)]
     rdma_core: bool,
+    /// Instead, run the store's tests with the server on another host: a network namespace; needs root
+    #[arg(long, conflicts_with = "rdma_core")]
+    between_hosts: bool,
 }
 
 impl Test {
     /// Runs the steps in order and stops at the first that fails.
     pub fn run(self) -> Result<()> {
         let workspace = Workspace::locate()?;
+        if self.between_hosts {
+            return between_hosts(&workspace);
+        }
         let sh = &workspace.shell;
         require_component(sh, "fmt", "rustfmt")?;
         require_component(sh, "clippy", "clippy")?;
@@ -84,6 +91,41 @@ impl Test {
         steps
     }
 }
+
+/// Runs the tests of the store that start servers, with each server in another network namespace.
+fn between_hosts(workspace: &Workspace) -> Result<()> {
+    let sh = &workspace.shell;
+    let binaries = workspace.build_tests(&["kvstore"], false)?;
+    let hosts = Hosts::new(workspace)?;
+    let (here, there) = (hosts.first(), hosts.second());
+    let wanted = |binary: &&TestBinary| STORE_TESTS.contains(&binary.name.as_str());
+    let mut failed = Vec::new();
+    for binary in binaries.iter().filter(wanted) {
+        let executable = &binary.executable;
+        let _directory = sh.push_dir(&binary.directory);
+        // One is about two servers on one host.
+        let passed = cmd!(
+            sh,
+            "ip netns exec {here} {executable} --skip an_address_in_use"
+        )
+        .env("VERBS_DEVICE", "soft0")
+        .env("VERBS_SOFT_LISTEN", "0.0.0.0")
+        .env("KVSTORE_TEST_NETWORK", there)
+        .env("KVSTORE_TEST_ADDRESS", Hosts::ADDRESSES[1])
+        .run();
+        if passed.is_err() {
+            failed.push(binary.name.as_str());
+        }
+    }
+    if !failed.is_empty() {
+        bail!("between hosts these failed: {}", failed.join(", "));
+    }
+    println!("the store's tests passed between two hosts");
+    Ok(())
+}
+
+/// Those that start servers.
+const STORE_TESTS: [&str; 4] = ["cli", "values", "crash", "linearizable"];
 
 /// Fails with the command that installs a component the toolchain lacks.
 fn require_component(sh: &Shell, subcommand: &str, component: &str) -> Result<()> {

@@ -15,10 +15,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `kvstore serve` on a free port, with further arguments.
+    /// Starts `kvstore serve` on a free port, with further arguments; on another host, if
+    /// `KVSTORE_TEST_NETWORK` names a network namespace, as `ip netns` knows it, and
+    /// `KVSTORE_TEST_ADDRESS` an address there.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvstore"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
+        let program = env!("CARGO_BIN_EXE_kvstore");
+        let (mut command, address) = match std::env::var(NETWORK) {
+            Err(_) => (Command::new(program), "127.0.0.1".to_owned()),
+            Ok(network) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", &network, program]);
+                (command, std::env::var(ADDRESS).expect("an address there"))
+            }
+        };
+        let mut child = command
+            .args(["serve", "--listen", &format!("{address}:0")])
             .args(arguments)
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
@@ -110,4 +121,6 @@ pub fn helped_server() -> Option<SocketAddr> {
     std::env::var(HELPER).ok()?.parse().ok()
 }
 
+const NETWORK: &str = "KVSTORE_TEST_NETWORK";
+const ADDRESS: &str = "KVSTORE_TEST_ADDRESS";
 const HELPER: &str = "KVSTORE_TEST_SERVER";

@@ -229,6 +229,11 @@ impl SendQueue {
         found
     }
 
+    /// Whether every request has begun.
+    pub(super) fn is_begun(&self) -> bool {
+        self.exec.load(Ordering::Relaxed) == self.tail.load(Ordering::Relaxed)
+    }
+
     pub(super) fn index(&self, position: u32) -> usize {
         (position & self.slots.mask) as usize
     }

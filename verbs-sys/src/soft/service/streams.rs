@@ -37,6 +37,9 @@ const OUTBOUND: u32 = 5;
 const INBOUND: u32 = 6;
 const DATAGRAM: u32 = 7;
 
+/// How long a listener is not looked at when it cannot be accepted from.
+const REST: Duration = Duration::from_millis(100);
+
 fn token(kind: u32, id: u32) -> u64 {
     u64::from(kind) << 32 | u64::from(id)
 }
@@ -148,6 +151,8 @@ pub(super) struct Worker {
     dials: HashMap<u32, Dial>,
     lingering: HashMap<u32, Linger>,
     next: u32,
+    /// Listeners that are not looked at until then.
+    resting: Vec<(usize, Instant)>,
     halted: bool,
 }
 
@@ -162,6 +167,7 @@ impl Worker {
             dials: HashMap::new(),
             lingering: HashMap::new(),
             next: 0,
+            resting: Vec::new(),
             halted: false,
         }
     }
@@ -238,6 +244,21 @@ impl Worker {
         }
     }
 
+    /// Does not look at a listener for a while.
+    fn rest(&mut self, index: usize) {
+        self.set_listener(index, EventFlags::empty());
+        self.resting.push((index, Instant::now() + REST));
+    }
+
+    fn set_listener(&self, index: usize, flags: EventFlags) {
+        let data = EventData::new_u64(token(LISTENER, index as u32));
+        if let Some(listener) = self.listeners.get(index)
+            && let Err(error) = epoll::modify(&self.shared.epoll, listener, data, flags)
+        {
+            tracing::error!(%error, "cannot wait for peers to connect");
+        }
+    }
+
     fn fresh(&mut self) -> u32 {
         self.next = self.next.wrapping_add(1);
         self.next
@@ -247,7 +268,8 @@ impl Worker {
         let greetings = self.greetings.values().map(|greeting| greeting.deadline);
         let dials = self.dials.values().map(Dial::due);
         let lingering = self.lingering.values().map(|linger| linger.deadline);
-        greetings.chain(dials).chain(lingering)
+        let resting = self.resting.iter().map(|(_, until)| *until);
+        greetings.chain(dials).chain(lingering).chain(resting)
     }
 
     fn until_deadline(&self) -> Option<Duration> {
@@ -266,6 +288,13 @@ impl Worker {
             !late
         });
         self.lingering.retain(|_, linger| linger.deadline > now);
+        for (index, until) in std::mem::take(&mut self.resting) {
+            if until > now {
+                self.resting.push((index, until));
+            } else {
+                self.set_listener(index, EventFlags::IN);
+            }
+        }
         let due = |(id, dial): (&u32, &Dial)| (dial.due() <= now).then_some(*id);
         let due: Vec<u32> = self.dials.iter().filter_map(due).collect();
         for id in due {

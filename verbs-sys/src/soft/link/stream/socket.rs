@@ -1,6 +1,6 @@
 //! A connected socket with what has come and not been used, and what has to go and was not taken.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
@@ -224,6 +224,18 @@ impl Socket {
             input: Input::with(came),
             output: Output::default(),
             crc,
+        }
+    }
+
+    /// Bytes that the kernel has taken, and not yet brought to the other end.
+    pub(in crate::soft) fn unsent(&self) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the request writes an int to where the pointer leads.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+        if result == 0 {
+            usize::try_from(bytes).unwrap_or(0)
+        } else {
+            0
         }
     }
 

@@ -125,7 +125,9 @@ impl Qp {
     /// Something has come on the connection for our requests, or it takes more.
     pub(in crate::soft) fn serve_outbound(&self) {
         self.progress_send();
-        if self.waits() {
+        // Whoever polls finds the rest.
+        let has_backlog = !self.sq.is_begun();
+        if self.waits() && (has_backlog || self.send_cq.is_armed()) {
             self.watch_stream();
         }
     }

@@ -43,8 +43,10 @@ pub(super) struct Outbound {
     msn: [u32; 2],
     /// READs and atomics without their answer, oldest first.
     pub awaited: VecDeque<Awaited>,
-    /// When the peer last said something, or had nothing to say.
+    /// When the peer last said something, took something, or had nothing to say.
     pub heard_ns: u64,
+    /// Bytes that the kernel still had to send when nobody had been heard for long.
+    unsent: usize,
 }
 
 /// A request whose answer brings data.
@@ -296,10 +298,19 @@ impl Qp {
         let mut out = self.streams.outbound();
         let patience = self.patience();
         let silent = now_ns().saturating_sub(out.heard_ns);
-        let is_ready = matches!(out.state, State::Ready(_));
-        if is_ready && patience != 0 && silent > patience && !self.is_drained() {
-            tracing::debug!(qpn = self.qpn, silent, "the peer does not answer");
-            out.state = State::Lost(IBV_WC_RETRY_EXC_ERR);
+        if let State::Ready(socket) = &out.state
+            && patience != 0
+            && silent > patience
+            && !self.is_drained()
+        {
+            // A long message over a slow way: the answer comes at its end.
+            let unsent = socket.unsent() + socket.output.pending();
+            if std::mem::replace(&mut out.unsent, unsent) == unsent {
+                tracing::debug!(qpn = self.qpn, silent, "the peer does not answer");
+                out.state = State::Lost(IBV_WC_RETRY_EXC_ERR);
+            } else {
+                out.heard_ns = now_ns();
+            }
         }
         matches!(out.state, State::Lost(_))
     }

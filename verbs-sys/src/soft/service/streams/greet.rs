@@ -14,7 +14,7 @@ use crate::soft::link::stream::socket::Socket;
 
 /// How long a peer may take to say it.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Connections that may be at it at once: beyond, new ones are closed.
+/// Connections that may be at it at once: beyond, the oldest is closed.
 const MOST: usize = 256;
 
 pub(super) struct Greeting {
@@ -26,9 +26,9 @@ pub(super) struct Greeting {
 }
 
 impl Worker {
-    pub(super) fn accept(&mut self, listener: usize) {
+    pub(super) fn accept(&mut self, index: usize) {
         loop {
-            let Some(listener) = self.listeners.get(listener) else {
+            let Some(listener) = self.listeners.get(index) else {
                 return;
             };
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -37,17 +37,14 @@ impl Worker {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
-                    // Of descriptors, say. Whoever is there will try again.
+                    // For want of descriptors, say: then it would be told of again at once.
                     tracing::error!(%error, "cannot accept a connection");
+                    self.rest(index);
                     return;
                 }
             };
             let from = from.and_then(|from| SocketAddr::try_from(from).ok());
             let from = from.map(|from| from.ip().to_canonical());
-            if self.greetings.len() >= MOST {
-                tracing::warn!(?from, "too many connections do not greet; closing this one");
-                continue;
-            }
             let fits = match from {
                 Some(_) => adjust_tcp(&socket, Duration::ZERO),
                 None => rendezvous::check_user(socket.as_fd()).map(drop),
@@ -55,6 +52,9 @@ impl Worker {
             if let Err(error) = fits {
                 tracing::warn!(?from, %error, "refused a connection");
                 continue;
+            }
+            if self.greetings.len() >= MOST {
+                self.drop_oldest();
             }
             let id = self.fresh();
             let greeting = Greeting {
@@ -66,6 +66,16 @@ impl Worker {
             self.shared
                 .watch(&greeting.socket, token(GREETING, id), true, false);
             self.greetings.insert(id, greeting);
+        }
+    }
+
+    /// Too many connections say nothing: the one that has for longest is closed.
+    fn drop_oldest(&mut self) {
+        let by_age = |(_, greeting): &(&u32, &Greeting)| greeting.deadline;
+        let oldest = self.greetings.iter().min_by_key(by_age);
+        if let Some((&id, greeting)) = oldest {
+            tracing::warn!(from = ?greeting.from, "too many connections do not greet; closing one");
+            self.greetings.remove(&id);
         }
     }
 
