@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the tests of what is unsafe under AddressSanitizer (with the nightly toolchain)
+    /// Run the libraries' tests under AddressSanitizer (with the nightly toolchain)
     Asan(asan::Asan),
     /// Build a release and measure put and get between two processes
     Bench(bench::Bench),
