@@ -212,6 +212,15 @@ impl Link {
         }
     }
 
+    /// As [`is_dead`](Self::is_dead), but asks the kernel, which knows it first, and true already of a
+    /// process that is on its way out.
+    pub(super) fn has_left(&self) -> bool {
+        match &self.via {
+            Via::Shm(peer) => peer.has_left(),
+            _ => self.is_dead(),
+        }
+    }
+
     /// Maps an arena of the peer. No lock is held. `false`: it cannot be had.
     pub(super) fn map_arena(&self, process: &Process, arena: u32) -> bool {
         let Via::Shm(peer) = &self.via else {

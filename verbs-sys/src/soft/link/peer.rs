@@ -130,16 +130,16 @@ impl Peer {
         if self.is_dead() {
             return true;
         }
-        let (fd, events) = match &self.pidfd {
-            Some(pidfd) => (pidfd, PollFlags::IN),
-            None => (&self.hangup, PollFlags::RDHUP),
-        };
-        let mut fds = [PollFd::new(fd, events)];
-        let now = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+        match &self.pidfd {
+            Some(pidfd) => is_ready(pidfd, PollFlags::IN),
+            None => self.has_left(),
+        }
+    }
+
+    /// Whether the process answers nobody any more. The kernel closes the sockets of one that it ends
+    /// before it says that it has [exited](Self::has_exited).
+    pub(in crate::soft) fn has_left(&self) -> bool {
+        self.is_dead() || is_ready(&self.hangup, PollFlags::RDHUP)
     }
 
     fn probe_cma(&self) -> bool {
@@ -219,6 +219,15 @@ impl Peer {
             }
         }
     }
+}
+
+fn is_ready(fd: &OwnedFd, events: PollFlags) -> bool {
+    let mut fds = [PollFd::new(fd, events)];
+    let now = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
 /// Frees a mapping that was just taken out of its place.

@@ -11,7 +11,8 @@ use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE,
     IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_QPT_RC,
     IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR,
-    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
+    IBV_WC_WR_FLUSH_ERR, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::keys;
@@ -259,7 +260,7 @@ impl Qp {
                 {
                     return Err(Trouble::Unmapped(arena));
                 }
-                Err(_) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+                Err(_) => return Err(out_of_reach(link.has_left())),
             };
             let renew = || {
                 epoch::renew(&self.info().rq_epoch.0);
@@ -270,7 +271,10 @@ impl Qp {
             match unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) } {
                 Ok(()) => {}
                 Err(Trouble::Unmapped(arena)) => return Err(Trouble::Unmapped(arena)),
-                Err(Trouble::Status(_)) => return Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR)),
+                Err(Trouble::Status(status)) => {
+                    let left = status == IBV_WC_RETRY_EXC_ERR || link.has_left();
+                    return Err(out_of_reach(left));
+                }
             }
             left -= piece;
         }
@@ -280,4 +284,14 @@ impl Qp {
             Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR))
         }
     }
+}
+
+/// What a receive ends with whose message cannot be fetched. One whose sender has left never came: the
+/// receive ends as all those of the connection do.
+fn out_of_reach(left: bool) -> Trouble {
+    Trouble::Status(if left {
+        IBV_WC_WR_FLUSH_ERR
+    } else {
+        IBV_WC_LOC_QP_OP_ERR
+    })
 }
