@@ -1,5 +1,5 @@
-//! The project's one driver: `cargo xtask asan | bench | conformance | differential | fuzz | test |
-//! vm`.
+//! The project's one driver: `cargo xtask asan | bench | conformance | differential | faults | fuzz |
+//! test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
@@ -10,6 +10,7 @@ mod asan;
 mod bench;
 mod conformance;
 mod differential;
+mod faults;
 mod fuzz;
 mod hosts;
 mod nightly;
@@ -39,6 +40,8 @@ enum Command {
     Conformance(conformance::Conformance),
     /// Run random verbs programs on soft0 and on the kernel's device, and compare
     Differential(differential::Differential),
+    /// Let strangers, liars, the dead and broken cables at the software device; needs root
+    Faults(faults::Faults),
     /// Fuzz every parser of bytes that a peer sends (with the nightly toolchain)
     Fuzz(fuzz::Fuzz),
     /// Check format, lints and docs, and run every test
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
         Command::Differential(differential) => differential.run(),
+        Command::Faults(faults) => faults.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
         Command::Vm(vm) => vm.run(),

@@ -97,6 +97,21 @@ impl Workspace {
         }
         Ok(binaries)
     }
+
+    /// Builds one release test executable: the file or folder `name` under a package's `tests`.
+    pub fn build_test(&self, package: &str, name: &str) -> Result<TestBinary> {
+        let sh = &self.shell;
+        let messages = cmd!(
+            sh,
+            "cargo test --locked --release --no-run --message-format=json-render-diagnostics
+             --package {package} --test {name}"
+        )
+        .read()?;
+        let mut binaries = test_binaries(&messages)?.into_iter();
+        binaries
+            .find(|binary| binary.name == name)
+            .with_context(|| format!("cargo built no test executable {name}"))
+    }
 }
 
 /// The arguments that ask cargo for real devices, or none.
