@@ -18,6 +18,17 @@ const SPARE: usize = 16;
 /// the copy, the check sum and the kernel's own copy.
 pub(in crate::soft) const SEGMENT: usize = 60 << 10;
 
+/// Bytes that each frame of a message carries, but for the last. A message of two frames has them of
+/// one size: the peer takes the first while the second is made.
+pub(in crate::soft) fn segment_of(len: u64) -> u64 {
+    let most = SEGMENT as u64;
+    if len > most && len <= 2 * most {
+        len.div_ceil(2).next_multiple_of(64)
+    } else {
+        most
+    }
+}
+
 static SPARES: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Most connections are idle most of the time, and then have no buffer.

@@ -14,7 +14,7 @@ use crate::soft::layout::{Readiness, Target};
 use crate::soft::link::stream::FrameError;
 use crate::soft::link::stream::frame::{Header, Opcode};
 use crate::soft::link::stream::mpa::{Hello, Outcome};
-use crate::soft::link::stream::socket::{Filled, SEGMENT, Socket};
+use crate::soft::link::stream::socket::{Filled, SEGMENT, Socket, segment_of};
 use crate::soft::link::stream::terminate::Terminate;
 
 /// Frames taken under one hold of the lock: 64 short ones, or as many long ones as make a megabyte.
@@ -235,6 +235,10 @@ impl Qp {
                 if let Err(status) = self.answer_read(inbound) {
                     return Pause::Refused(Terminate::of(status), Some(IBV_EVENT_QP_ACCESS_ERR));
                 }
+                // The peer takes one part while the next is made.
+                if inbound.reading.is_some() && !inbound.socket.flush() {
+                    return Pause::Ended;
+                }
                 continue;
             }
             // The frame is looked at in place, while what it belongs to changes.
@@ -333,7 +337,7 @@ impl Qp {
         let Some(mut reading) = inbound.reading else {
             return Ok(());
         };
-        let piece = (reading.len - reading.done).min(SEGMENT as u64) as usize;
+        let piece = (reading.len - reading.done).min(segment_of(reading.len)) as usize;
         let from = reading.addr.wrapping_add(reading.done);
         if reading.len > 0 {
             self.grants(reading.rkey, from, piece, IBV_ACCESS_REMOTE_READ)?;

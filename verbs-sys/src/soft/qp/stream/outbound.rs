@@ -16,7 +16,7 @@ use crate::ffi::{
 use crate::soft::link::Link;
 use crate::soft::link::stream::frame::{Header, Opcode};
 use crate::soft::link::stream::payload::{Announce, AtomicRequest, Immediate, ReadRequest};
-use crate::soft::link::stream::socket::{SEGMENT, Socket};
+use crate::soft::link::stream::socket::{SEGMENT, Socket, segment_of};
 
 /// Bytes that may wait for the kernel before a request must.
 const ENOUGH: usize = SEGMENT;
@@ -247,7 +247,7 @@ impl Qp {
                     return false;
                 }
             }
-            let piece = (len - offset).min(SEGMENT as u64);
+            let piece = (len - offset).min(segment_of(len));
             let last = offset + piece == len;
             let parts = pieces(request.sges.iter().copied(), offset, piece as usize);
             // SAFETY: the list was checked under the send lock, which is held, or is inline data that
