@@ -291,6 +291,7 @@ impl Process {
             Some(_) => return Err(Errno::ALREADY),
             None => {}
         }
+        fork::set_base_port(listen.base_port);
         let at = SocketAddr::new(listen.address, listen.port(self.slot));
         let bound = service::bind_tcp(at).and_then(|tcp| Ok((tcp, service::bind_udp(at)?)));
         let (tcp, udp) = bound

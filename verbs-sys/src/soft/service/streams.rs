@@ -22,6 +22,7 @@ pub(in crate::soft) use self::datagrams::{bind_udp, send_udp};
 use self::dial::Dial;
 use self::greet::Greeting;
 use self::linger::Linger;
+use crate::soft::fork;
 use crate::soft::link::stream::mpa::Hello;
 use crate::soft::link::stream::socket::Socket;
 use crate::soft::link::{Link, signal};
@@ -310,7 +311,9 @@ fn tcp(address: SocketAddr) -> Result<OwnedFd, Errno> {
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-    rustix::net::socket_with(family, rustix::net::SocketType::STREAM, flags, None)
+    let socket = rustix::net::socket_with(family, rustix::net::SocketType::STREAM, flags, None)?;
+    fork::made(&socket);
+    Ok(socket)
 }
 
 /// Listens for the queue pairs of other hosts.

@@ -12,6 +12,7 @@ use rustix::net::{
 };
 
 use super::{DATAGRAM, Worker, token};
+use crate::soft::fork;
 use crate::soft::qp::MAX_DATAGRAM;
 
 /// Bytes before the datagram: the number of its queue pair.
@@ -31,6 +32,7 @@ pub(in crate::soft) fn bind_udp(address: SocketAddr) -> Result<OwnedFd, Errno> {
         rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
     }
     rustix::net::bind(&socket, &address)?;
+    fork::made(&socket);
     Ok(socket)
 }
 

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::{GREETING, Worker, adjust_tcp, read_some, token};
+use crate::soft::fork;
 use crate::soft::link::rendezvous;
 use crate::soft::link::stream::mpa::{Answer, Hello, Outcome};
 use crate::soft::link::stream::socket::Socket;
@@ -46,7 +47,10 @@ impl Worker {
             let from = from.and_then(|from| SocketAddr::try_from(from).ok());
             let from = from.map(|from| from.ip().to_canonical());
             let fits = match from {
-                Some(_) => adjust_tcp(&socket, Duration::ZERO),
+                Some(_) => {
+                    fork::made(&socket);
+                    adjust_tcp(&socket, Duration::ZERO)
+                }
                 None => rendezvous::check_user(socket.as_fd()).map(drop),
             };
             if let Err(error) = fits {
