@@ -4,7 +4,7 @@ use super::super::Qp;
 use super::super::access;
 use super::super::queues::{Outcome, received, received_invalidating};
 use super::super::responder::Step;
-use super::inbound::{Inbound, Message, Reading};
+use super::inbound::{Begun, Inbound, Message, Reading};
 use super::place::scatter;
 use crate::copy;
 use crate::ffi::{
@@ -71,6 +71,19 @@ impl Send {
     }
 }
 
+/// Whether a frame can come now: a message whose first frame has come is not interrupted by another.
+fn continues(begun: Begun, header: &Header) -> bool {
+    let (Header::Tagged { opcode, .. } | Header::Untagged { opcode, .. }) = *header;
+    match begun {
+        Begun::Nothing => true,
+        Begun::Send => Send::of(opcode, 0).is_some(),
+        Begun::Write => matches!(
+            opcode,
+            Opcode::Write | Opcode::Immediate | Opcode::ImmediateSolicited
+        ),
+    }
+}
+
 impl Qp {
     /// The receive lock is held.
     pub(super) fn take_frame(
@@ -121,6 +134,9 @@ impl Qp {
     ) -> Step {
         if inbound.message.is_lost {
             return DENIED;
+        }
+        if !continues(inbound.message.begun, header) {
+            return NONSENSE;
         }
         match *header {
             Header::Tagged {
@@ -180,6 +196,7 @@ impl Qp {
         }
         inbound.took_msn(1);
         inbound.message = Message {
+            begun: Begun::Write,
             announced: Some((addr, rkey, len)),
             ..Message::default()
         };
@@ -216,6 +233,7 @@ impl Qp {
             unsafe { copy::write_shared(to, payload.as_ptr(), payload.len()) };
         }
         inbound.message.came += payload.len() as u64;
+        inbound.message.begun = Begun::Write;
         if last {
             self.executed_one(inbound);
         }
@@ -287,6 +305,7 @@ impl Qp {
         unsafe { scatter(buffers, offset.into(), payload) };
         if !last {
             inbound.message.came = end;
+            inbound.message.begun = Begun::Send;
             return Step::Done;
         }
         let step = self.end_send(position, send, end as u32);

@@ -45,9 +45,20 @@ pub(in crate::soft) struct Inbound {
     begun: bool,
 }
 
+/// What a message of several frames is, once its first has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Begun {
+    #[default]
+    Nothing,
+    Send,
+    Write,
+}
+
 /// A message of several frames.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Message {
+    /// Frames of another kind cannot come in the middle of it.
+    pub begun: Begun,
     /// Bytes that have come.
     pub came: u64,
     /// The announced target of a WRITE: address, key and length.
