@@ -4,6 +4,7 @@
 
 mod cut;
 mod cycles;
+mod forged;
 mod garbage;
 mod killed;
 mod stopped;

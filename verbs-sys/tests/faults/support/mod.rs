@@ -6,9 +6,10 @@ pub mod process;
 pub mod random;
 pub mod record;
 pub mod traffic;
+pub mod wire;
 
 pub use self::{
-    node::Setup,
+    node::{Grant, Made, Setup},
     process::{Host, LinkKind, Process, serve_if_asked},
     random::Random,
     record::Record,
@@ -58,9 +59,8 @@ pub fn start_traffic(
 ) {
     for (end, id) in [(a, link.ends[0]), (b, link.ends[1])] {
         let mix = Mix {
-            seed: random.next(),
             limit,
-            len: traffic::SLOT_LEN,
+            ..Mix::new(random.next(), traffic::SLOT_LEN)
         };
         end.start_traffic(id, mix);
     }

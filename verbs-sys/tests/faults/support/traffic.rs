@@ -20,6 +20,15 @@ pub const RECEIVE_LEN: usize = 130 << 10;
 /// The counter that additions go to is in front of what is written and read.
 const DATA: usize = 64;
 
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    Write,
+    Read,
+    Add,
+    Send,
+}
+
 /// Which requests.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Mix {
@@ -28,6 +37,31 @@ pub struct Mix {
     pub limit: Option<u64>,
     /// The longest.
     pub len: usize,
+    /// All are as long as the longest.
+    pub exact: bool,
+    /// All are of this kind.
+    pub only: Option<Kind>,
+}
+
+impl Mix {
+    /// Of all kinds and lengths, without end.
+    pub fn new(seed: u64, len: usize) -> Self {
+        Self {
+            seed,
+            limit: None,
+            len,
+            exact: false,
+            only: None,
+        }
+    }
+
+    /// So many.
+    pub fn of(self, count: u64) -> Self {
+        Self {
+            limit: Some(count),
+            ..self
+        }
+    }
 }
 
 /// What has become of a queue pair's requests, and what came of its peer.
@@ -192,15 +226,21 @@ impl Traffic {
 
     fn post(&mut self, pair: &Pair, mix: Mix) {
         let random = &mut self.random;
-        let len = random.len(mix.len as u64);
+        let len = if mix.exact {
+            mix.len
+        } else {
+            random.len(mix.len as u64)
+        };
         let offset = DATA + random.below((GRANTED - DATA - len) as u64 + 1) as usize;
-        let (request, opcode, len) = match random.below(4) {
-            0 => {
+        let kinds = [Kind::Write, Kind::Read, Kind::Add, Kind::Send];
+        let kind = mix.only.unwrap_or(kinds[random.below(4) as usize]);
+        let (request, opcode, len) = match kind {
+            Kind::Write => {
                 let data = bytes(random.next(), len);
                 self.to_be[offset..][..len].copy_from_slice(&data);
                 (Request::Write { offset, data }, ffi::IBV_WR_RDMA_WRITE, len)
             }
-            1 => {
+            Kind::Read => {
                 let expected = self.to_be[offset..][..len].to_vec();
                 (
                     Request::Read { offset, expected },
@@ -208,7 +248,7 @@ impl Traffic {
                     len,
                 )
             }
-            2 => {
+            Kind::Add => {
                 self.adds[0] += 1;
                 (
                     Request::Add(self.adds[0] - 1),
@@ -216,7 +256,7 @@ impl Traffic {
                     8,
                 )
             }
-            _ => {
+            Kind::Send => {
                 let message = message(self.qp_num, self.sends[0], len.min(RECEIVE_LEN));
                 self.sends[0] += 1;
                 let len = message.len();
