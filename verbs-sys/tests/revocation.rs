@@ -1,0 +1,395 @@
+//! Keys are taken away while a peer in another process writes by them as fast as it can.
+//!
+//! In each round the owner registers a slot of its memory for every one of its queue pairs, or binds a
+//! window to it, and the peer WRITEs there without end. Then the owner takes the keys away, one by one, in
+//! a way that chance decides, and the moment that call has returned it notes the slot's bytes. At the end
+//! of the round the peer must have been refused on every queue pair, and no noted byte have changed.
+//! `VERBS_REVOCATIONS` is how many keys are taken away; `VERBS_REVOCATION_MEMORY=heap` does it with memory that is not the device's.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Write, stdin},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use verbs_sys::{
+    AccessFlags, BindInfo, CompletionQueue, Context, MemoryRegion, MemoryWindow, MwType,
+    PathOptions, ProtectionDomain, QpAttrMask, QueuePair, QueuePairEndpoint, QueuePairInit,
+    SendFlags, WcStatus, WorkCompletion, copy, ffi, find_device,
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Queue pairs, and so keys of one round.
+const PAIRS: usize = 16;
+/// Bytes of a slot: more than the device copies without a look at the key would show as torn.
+const SLOT: usize = 8192;
+const PSN: u32 = 9;
+const PEER: &str = "VERBS_REVOCATION_PEER";
+const OPEN: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ);
+
+/// One end: its queue pairs share a completion queue.
+struct End {
+    qps: Vec<QueuePair>,
+    cq: CompletionQueue,
+    path: PathOptions,
+    pd: ProtectionDomain,
+    context: Context,
+}
+
+impl End {
+    fn open() -> Result<Self, Failure> {
+        let context = find_device(Some("soft0"))?.open()?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(1024, None)?;
+        let path = PathOptions {
+            gid_index: context.choose_gid(1)?.0,
+            ..PathOptions::default()
+        };
+        let init = QueuePairInit::new(&cq, &cq);
+        let qps = (0..PAIRS).map(|_| pd.create_qp(&init));
+        let qps = qps.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            qps,
+            cq,
+            path,
+            pd,
+            context,
+        })
+    }
+
+    /// From whatever they are in to INIT.
+    fn begin(&self) -> Result<(), Failure> {
+        for qp in &self.qps {
+            let mut attr = ffi::ibv_qp_attr::zeroed();
+            attr.qp_state = ffi::IBV_QPS_RESET;
+            qp.modify(&attr, QpAttrMask::STATE)?;
+            qp.to_init(OPEN, 1)?;
+        }
+        Ok(())
+    }
+
+    fn connect(&self, peers: &[QueuePairEndpoint]) -> Result<(), Failure> {
+        for (qp, peer) in self.qps.iter().zip(peers) {
+            qp.to_rtr(peer, &self.path)?;
+            qp.to_rts(PSN, &self.path)?;
+        }
+        Ok(())
+    }
+
+    fn endpoints(&self) -> Result<Vec<String>, Failure> {
+        let endpoint = |qp: &QueuePair| Ok(qp.endpoint(&self.path, PSN)?.to_string());
+        self.qps.iter().map(endpoint).collect()
+    }
+
+    /// The next completion.
+    fn next(&self) -> Result<WorkCompletion, Failure> {
+        let mut wcs = [WorkCompletion::default()];
+        while self.cq.poll(&mut wcs)? == 0 {
+            std::thread::yield_now();
+        }
+        let [wc] = wcs;
+        Ok(wc)
+    }
+}
+
+/// Lines to the other process and back.
+struct Line(BufReader<UnixStream>);
+
+impl Line {
+    fn say(&mut self, words: &[String]) -> Result<(), Failure> {
+        let line = words.join("\t") + "\n";
+        Ok(self.0.get_mut().write_all(line.as_bytes())?)
+    }
+
+    fn hear(&mut self) -> Result<Vec<String>, Failure> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        Ok(line.trim().split('\t').map(str::to_owned).collect())
+    }
+}
+
+/// A small generator: what chance decides can be repeated.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// What opens a slot to the peer.
+enum Opening {
+    Region(MemoryRegion),
+    Window(MemoryWindow),
+}
+
+/// The owner's memory: of the device or of the heap.
+struct Memory {
+    base: *mut u8,
+    whole: Arc<MemoryRegion>,
+    _heap: Vec<u64>,
+}
+
+impl Memory {
+    fn new(end: &End) -> Result<Self, Failure> {
+        // One slot more: what regions are moved to.
+        let len = (PAIRS + 1) * SLOT;
+        let access = OPEN | AccessFlags::MW_BIND;
+        if env::var("VERBS_REVOCATION_MEMORY").is_ok_and(|memory| memory == "heap") {
+            let mut heap = vec![0u64; len / 8];
+            let base = heap.as_mut_ptr().cast::<u8>();
+            // SAFETY: the bytes live as long as the region, and are looked at by raw pointer only.
+            let whole = unsafe { end.pd.reg_mr(base, len, access) }?;
+            let whole = Arc::new(whole);
+            return Ok(Self {
+                base,
+                whole,
+                _heap: heap,
+            });
+        }
+        let memory = end.context.alloc_memory(len)?;
+        let whole = Arc::new(end.pd.reg_memory(&memory, access)?);
+        Ok(Self {
+            base: memory.addr(),
+            whole,
+            _heap: Vec::new(),
+        })
+    }
+
+    fn slot(&self, index: usize) -> *mut u8 {
+        self.base.wrapping_add(index * SLOT)
+    }
+
+    /// The bytes of a slot, which a peer may be writing.
+    fn look(&self, index: usize) -> Vec<u8> {
+        let mut bytes = vec![0; SLOT];
+        // SAFETY: the slot lies in the memory; the copy is made for racing bytes.
+        unsafe { copy::read_shared(bytes.as_mut_ptr(), self.slot(index), SLOT) };
+        bytes
+    }
+}
+
+fn open_slot(
+    end: &End,
+    memory: &Memory,
+    index: usize,
+    chance: &mut Chance,
+) -> Result<Opening, Failure> {
+    let at = memory.slot(index);
+    if chance.below(2) == 0 {
+        // SAFETY: the slot is part of memory that outlives the region.
+        let region = unsafe { end.pd.reg_mr(at, SLOT, OPEN) }?;
+        return Ok(Opening::Region(region));
+    }
+    let mut window = end.pd.alloc_mw(MwType::Type1)?;
+    assert!(bind(end, memory, &mut window, index, Some(at))?);
+    Ok(Opening::Window(window))
+}
+
+/// Binds a window to a slot, or to none, and waits until it is. `false`: the peer has used the old key
+/// meanwhile, which broke the queue pair before the bind was done.
+fn bind(
+    end: &End,
+    memory: &Memory,
+    window: &mut MemoryWindow,
+    index: usize,
+    at: Option<*mut u8>,
+) -> Result<bool, Failure> {
+    let info = at.map(|at| BindInfo {
+        region: &memory.whole,
+        addr: at as u64,
+        len: SLOT as u64,
+        access: AccessFlags::REMOTE_WRITE,
+    });
+    // SAFETY: the queue pair is posted to by this thread alone.
+    unsafe { window.bind(&end.qps[index], 0, SendFlags::empty(), info) }?;
+    match end.next()?.status() {
+        WcStatus::Success => Ok(true),
+        WcStatus::WrFlushErr => Ok(false),
+        other => Err(format!("a bind ended with {other:?}").into()),
+    }
+}
+
+/// Takes a slot's key away, in one of the ways there are.
+fn close_slot(
+    end: &End,
+    memory: &Memory,
+    index: usize,
+    opening: Opening,
+    chance: &mut Chance,
+) -> Result<Option<Opening>, Failure> {
+    let spare = memory.slot(PAIRS);
+    match opening {
+        Opening::Region(region) if chance.below(2) == 0 => {
+            region.deregister()?;
+            Ok(None)
+        }
+        Opening::Region(region) => {
+            // SAFETY: the spare slot is of the same memory.
+            let moved = unsafe { region.rereg_mr(Some((spare, SLOT)), None, None) }?;
+            Ok(Some(Opening::Region(moved)))
+        }
+        Opening::Window(mut window) => {
+            let to = match chance.below(3) {
+                0 => return Ok(None),
+                1 => None,
+                _ => Some(spare),
+            };
+            let bound = bind(end, memory, &mut window, index, to)?;
+            // One that could not be bound anew is given up.
+            Ok(bound.then_some(Opening::Window(window)))
+        }
+    }
+}
+
+fn own(revocations: usize) -> Result<(), Failure> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = Command::new(env::current_exe()?)
+        .args(["--exact", "peer", "--nocapture"])
+        .env(PEER, "1")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mut line = Line(BufReader::new(ours));
+    let end = End::open()?;
+    let memory = Memory::new(&end)?;
+    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let mut taken = 0;
+    while taken < revocations {
+        end.begin()?;
+        line.say(&end.endpoints()?)?;
+        let peers = line.hear()?;
+        let peers = peers.iter().map(|text| text.parse());
+        end.connect(&peers.collect::<Result<Vec<_>, _>>()?)?;
+        let mut openings = Vec::new();
+        let mut keys = Vec::new();
+        for index in 0..PAIRS {
+            let opening = open_slot(&end, &memory, index, &mut chance)?;
+            let rkey = match &opening {
+                Opening::Region(region) => region.rkey(),
+                Opening::Window(window) => window.rkey(),
+            };
+            keys.push(format!("{} {rkey}", memory.slot(index) as u64));
+            openings.push((index, opening));
+        }
+        line.say(&keys)?;
+        // Every slot has been written once.
+        assert_eq!(line.hear()?, ["written"]);
+        let mut noted = Vec::new();
+        let mut kept = Vec::new();
+        while !openings.is_empty() {
+            let (index, opening) = openings.swap_remove(chance.below(openings.len()));
+            kept.extend(close_slot(&end, &memory, index, opening, &mut chance)?);
+            noted.push((index, memory.look(index)));
+            taken += 1;
+        }
+        let refused = line.hear()?;
+        assert_eq!(refused, [PAIRS.to_string()], "stale keys that were refused");
+        for (index, bytes) in noted {
+            assert!(
+                memory.look(index) == bytes,
+                "a byte has changed in a slot that was closed"
+            );
+        }
+    }
+    line.say(&["end".to_owned()])?;
+    assert!(child.wait()?.success());
+    println!(
+        "{taken} keys taken away while they were used; no byte changed afterwards, every later use was refused"
+    );
+    Ok(())
+}
+
+#[test]
+fn nothing_is_written_by_a_key_that_was_taken_away() {
+    let revocations = env::var("VERBS_REVOCATIONS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    own(revocations.unwrap_or(2000)).unwrap();
+}
+
+/// The other process: not a test of its own.
+#[test]
+fn peer() {
+    if env::var_os(PEER).is_some() {
+        besiege().unwrap();
+    }
+}
+
+fn besiege() -> Result<(), Failure> {
+    let orders = UnixStream::from(stdin().as_fd().try_clone_to_owned()?);
+    let mut line = Line(BufReader::new(orders));
+    let end = End::open()?;
+    let memory = end.context.alloc_memory(SLOT)?;
+    let source = end.pd.reg_memory(&memory, AccessFlags::LOCAL_WRITE)?;
+    let mut counter = 0u64;
+    loop {
+        let peers = line.hear()?;
+        if peers == ["end"] {
+            return Ok(());
+        }
+        end.begin()?;
+        line.say(&end.endpoints()?)?;
+        let peers = peers.iter().map(|text| text.parse());
+        end.connect(&peers.collect::<Result<Vec<_>, _>>()?)?;
+        let mut targets = Vec::new();
+        for text in line.hear()? {
+            let (addr, rkey) = text.split_once(' ').ok_or("no key")?;
+            targets.push((addr.parse::<u64>()?, rkey.parse::<u32>()?));
+        }
+        let mut write = |index: usize, first: bool| -> Result<WcStatus, Failure> {
+            let (remote_addr, rkey) = targets[index];
+            counter += 1;
+            // SAFETY: eight aligned bytes of our own memory.
+            unsafe { memory.addr().cast::<u64>().write(counter) };
+            let len = if first || counter.is_multiple_of(3) {
+                SLOT
+            } else {
+                64
+            };
+            let mut sge = ffi::ibv_sge {
+                addr: source.addr(),
+                length: len as u32,
+                lkey: source.lkey(),
+            };
+            let mut wr = ffi::ibv_send_wr::zeroed();
+            wr.opcode = ffi::IBV_WR_RDMA_WRITE;
+            wr.send_flags = ffi::IBV_SEND_SIGNALED;
+            wr.sg_list = &mut sge;
+            wr.num_sge = 1;
+            wr.wr.rdma = ffi::ibv_send_wr_rdma { remote_addr, rkey };
+            // SAFETY: the request and its list live through the call, the source is registered.
+            unsafe { end.qps[index].post_send(&mut wr) }?;
+            Ok(end.next()?.status())
+        };
+        for index in 0..PAIRS {
+            assert_eq!(write(index, true)?, WcStatus::Success, "by a good key");
+        }
+        line.say(&["written".to_owned()])?;
+        let mut open: Vec<usize> = (0..PAIRS).collect();
+        let mut refused = 0;
+        while !open.is_empty() {
+            let mut still = Vec::new();
+            for index in open {
+                match write(index, false)? {
+                    WcStatus::Success => still.push(index),
+                    WcStatus::RemAccessErr => refused += 1,
+                    other => return Err(format!("a WRITE ended with {other:?}").into()),
+                }
+            }
+            open = still;
+        }
+        line.say(&[refused.to_string()])?;
+    }
+}
