@@ -18,15 +18,16 @@ fn peers_come_and_go(scenario: &'static str, kind: LinkKind) {
     let mut parent = Process::start(&hosts[0]);
     let descriptors = parent.usage().descriptors;
     let mut before = None;
-    for cycle in 0..WARM_UP + record::cycles(CYCLES) {
-        record.rounds += 1;
+    let cycles = WARM_UP + record::cycles(CYCLES);
+    while record.goes_on_after(cycles) {
+        let cycle = record.rounds;
         let mut child = Process::start(&hosts[1]);
         let link = connect(&mut parent, &mut child, Setup::default());
         start_traffic([&mut parent, &mut child], link, &mut random, None);
         await_requests(&mut parent, link.ends[0], random.len(20) as u64);
         child.kill();
         // Every other time without waiting for what becomes of it.
-        if cycle % 2 == 0 {
+        if cycle.is_multiple_of(2) {
             let report = parent.outcome(link.ends[0]);
             report.assert_right("the parent");
             record.add(&report);

@@ -7,6 +7,7 @@ mod cycles;
 mod forged;
 mod garbage;
 mod killed;
+mod middle;
 mod stopped;
 mod support;
 

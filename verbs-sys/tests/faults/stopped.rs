@@ -66,3 +66,38 @@ fn stopped_in_strict_mode() {
 fn stopped_on_another_host() {
     a_peer_stops("stopped, TCP", LinkKind::Tcp);
 }
+
+/// Shared memory needs nobody at the other end, and a message waits until somebody is there again.
+#[test]
+#[ignore = "cargo xtask faults runs it"]
+fn stopped_while_memory_is_shared() {
+    let [here, there] = Host::two(LinkKind::Shm);
+    let mut random = Random::new(record::seed());
+    let mut record = Record::new("stopped, shared memory");
+    let mut a = Process::start(&here);
+    let [mut b, mut c] = [&there, &there].map(Process::start);
+    while record.goes_on() {
+        let with_b = connect(&mut a, &mut b, Setup::default());
+        let with_c = connect(&mut a, &mut c, Setup::default());
+        start_traffic([&mut a, &mut b], with_b, &mut random, None);
+        start_traffic([&mut a, &mut c], with_c, &mut random, None);
+        await_requests(&mut a, with_b.ends[0], random.len(500) as u64);
+        b.signal(Signal::STOP);
+        let so_far = a.report(with_c.ends[0]).succeeded;
+        await_requests(&mut a, with_c.ends[0], so_far + 500);
+        b.signal(Signal::CONT);
+        let so_far = a.report(with_b.ends[0]).succeeded;
+        await_requests(&mut a, with_b.ends[0], so_far + 20);
+        for (peer, link) in [(&mut b, with_b), (&mut c, with_c)] {
+            a.stop_traffic(link.ends[0]);
+            peer.stop_traffic(link.ends[1]);
+            for report in settle(&mut a, peer, link) {
+                report.assert_succeeded("a stopped peer, or one beside it");
+                record.add(&report);
+            }
+            a.assert_guards(link.ends[0]);
+            a.destroy(link.ends[0]);
+            peer.destroy(link.ends[1]);
+        }
+    }
+}

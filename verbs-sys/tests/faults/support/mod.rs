@@ -3,6 +3,7 @@
 pub mod network;
 pub mod node;
 pub mod process;
+pub mod proxy;
 pub mod random;
 pub mod record;
 pub mod traffic;

@@ -8,6 +8,10 @@ use std::os::fd::AsFd;
 /// The first and second host, with a cable between them: names separated by a comma.
 const HOSTS: &str = "VERBS_FAULTS_HOSTS";
 
+/// The same, with two more between the hosts: the first host, what it takes for the second, what the second
+/// takes for the first, and the second.
+const MIDDLE: &str = "VERBS_FAULTS_MIDDLE";
+
 /// Where the hosts are for each other.
 pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 /// The device's, where none is given.
@@ -16,6 +20,11 @@ const BASE_PORT: u16 = 18_600;
 /// The namespaces of two hosts.
 pub fn hosts() -> [String; 2] {
     names(HOSTS)
+}
+
+/// The namespaces of two hosts and of those between them.
+pub fn with_middle() -> [String; 4] {
+    names(MIDDLE)
 }
 
 fn names<const N: usize>(variable: &str) -> [String; N] {

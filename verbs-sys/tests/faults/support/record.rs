@@ -55,7 +55,12 @@ impl Record {
 
     /// Whether to begin one more round; the first always begins.
     pub fn goes_on(&mut self) -> bool {
-        let more = self.rounds == 0 || Instant::now() < self.until;
+        self.goes_on_after(1)
+    }
+
+    /// The same; so many always begin.
+    pub fn goes_on_after(&mut self, rounds: u64) -> bool {
+        let more = self.rounds < rounds || Instant::now() < self.until;
         self.rounds += u64::from(more);
         more
     }
