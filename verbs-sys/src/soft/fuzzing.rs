@@ -340,7 +340,7 @@ fn rendezvous(bytes: &[u8]) -> bool {
         return false;
     };
     let request = Request::decode(words).inspect(|request| {
-        assert_eq!(Request::decode(request.encode()), Ok(*request));
+        assert_eq!(Request::decode(request.encode(words[3])), Ok(*request));
     });
     let count = usize::from(rest.first().map_or(0, |count| count % 4));
     let open = || File::open("/dev/null").map(Into::into);
@@ -367,7 +367,7 @@ fn rendezvous_datagrams() -> Vec<Vec<u8>> {
         bytes.push(2);
         bytes
     });
-    let requests = requests.map(|request| bytes(request.encode()));
+    let requests = requests.map(|request| bytes(request.encode(5)));
     requests.into_iter().chain(answers).collect()
 }
 

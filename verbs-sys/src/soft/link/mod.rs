@@ -16,7 +16,7 @@ use super::layout::{
     Readiness, Target,
 };
 use super::process::Process;
-use peer::Peer;
+use peer::{Mapped, Peer};
 use stream::Route;
 
 /// Whose memory the other end lives in.
@@ -221,20 +221,20 @@ impl Link {
         }
     }
 
-    /// Maps an arena of the peer. No lock is held. `false`: it cannot be had.
-    pub(super) fn map_arena(&self, process: &Process, arena: u32) -> bool {
+    /// Maps an arena of the peer. No lock is held. `None`: it cannot be had.
+    pub(super) fn map_arena(&self, process: &Process, arena: u32) -> Option<Mapped> {
         let Via::Shm(peer) = &self.via else {
-            return false;
+            return None;
         };
         match peer.map_arena(process, arena) {
-            Ok(()) => true,
+            Ok(mapped) => Some(mapped),
             Err(error) if peer.is_dead() => {
                 tracing::debug!(arena, %error, "a peer ended before its memory was mapped");
-                false
+                None
             }
             Err(error) => {
                 tracing::warn!(arena, %error, "cannot map memory of a peer");
-                false
+                None
             }
         }
     }

@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::Timeout;
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::rendezvous::{self, Request};
@@ -21,13 +22,42 @@ use crate::soft::segment::{self, Mapping};
 /// How long a peer may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long to wait for an arena at once. A peer that runs needs some microseconds; for one that does not,
+/// nobody who only polls is held up.
+const AT_ONCE: Duration = Duration::from_millis(20);
+
+/// The control connection.
+#[derive(Debug)]
+struct Control {
+    socket: OwnedFd,
+    /// The number of the last request.
+    last: u64,
+    arenas: Vec<AskedFor>,
+}
+
+/// An arena that was asked for.
+#[derive(Debug)]
+struct AskedFor {
+    id: u32,
+    number: u64,
+    since: Instant,
+}
+
+/// What became of mapping an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::soft) enum Mapped {
+    Done,
+    /// The peer has not answered yet.
+    Later,
+}
+
 /// A process we have queue pairs connected to.
 #[derive(Debug)]
 pub(in crate::soft) struct Peer {
     pub slot: u32,
     pub pid: Option<Pid>,
     pidfd: Option<OwnedFd>,
-    control: Mutex<OwnedFd>,
+    control: Mutex<Control>,
     /// A second handle of the control connection, for the upkeep thread to wait on.
     pub hangup: OwnedFd,
     info: Mapping,
@@ -57,7 +87,7 @@ impl Peer {
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_WITHIN))?;
         rustix::net::connect(&socket, &identity::slot_address(slot)?)?;
         let credentials = rendezvous::check_user(socket.as_fd())?;
-        let hello = rendezvous::ask(socket.as_fd(), Request::Hello { slot: process.slot })?;
+        let hello = rendezvous::ask(socket.as_fd(), Request::Hello { slot: process.slot }, 0)?;
         let [info, mailbox, kick]: [OwnedFd; 3] = hello.fds.try_into().map_err(|_| Errno::PROTO)?;
         for (file, size) in [(&info, size_of::<Info>()), (&mailbox, size_of::<Mailbox>())] {
             if segment::sealed_len(file.as_fd())? < size {
@@ -73,7 +103,11 @@ impl Peer {
             slot,
             pid,
             pidfd,
-            control: Mutex::new(socket),
+            control: Mutex::new(Control {
+                socket,
+                last: 0,
+                arenas: Vec::new(),
+            }),
             hangup,
             info,
             mailbox,
@@ -107,8 +141,11 @@ impl Peer {
     }
 
     pub(in crate::soft) fn ask(&self, request: Request) -> Result<rendezvous::Datagram, Errno> {
-        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        rendezvous::ask(control.as_fd(), request)
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        control.last += 1;
+        // Answers about arenas that come meanwhile are lost; who needs one asks again.
+        control.arenas.clear();
+        rendezvous::ask(control.socket.as_fd(), request, control.last)
     }
 
     pub(in crate::soft) fn kick(&self) {
@@ -173,14 +210,71 @@ impl Peer {
         (len as u64 <= room).then(|| arena.mapping.as_ptr().wrapping_add(offset as usize))
     }
 
-    /// Maps an arena of the peer, unless another thread has done so meanwhile: replacing its mapping would take it
-    /// away under a long copy, which lets epochs pass. No epoch lock of this process may be held by the caller.
-    pub(in crate::soft) fn map_arena(&self, process: &Process, id: u32) -> Result<(), Errno> {
+    /// Maps an arena of the peer. Does not wait long for a peer that does not answer, as one that is stopped:
+    /// to be called again then. No epoch lock of this process may be held by the caller.
+    ///
+    /// # Errors
+    /// The peer has no such arena, or has gone, or has not answered for too long.
+    pub(in crate::soft) fn map_arena(&self, process: &Process, id: u32) -> Result<Mapped, Errno> {
+        let mut control = match self.control.try_lock() {
+            Ok(control) => control,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Somebody else waits for the peer.
+            Err(TryLockError::WouldBlock) => return Ok(Mapped::Later),
+        };
+        if self.is_mapped_now(id) {
+            return Ok(Mapped::Done);
+        }
+        let mut wait = Duration::ZERO;
+        if !control.arenas.iter().any(|asked| asked.id == id) {
+            control.last += 1;
+            let number = control.last;
+            let words = Request::Arena { id }.encode(number);
+            match rendezvous::send(control.socket.as_fd(), words, &[], SendFlags::DONTWAIT) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => return Ok(Mapped::Later),
+                Err(error) => return Err(error),
+            }
+            let since = Instant::now();
+            control.arenas.push(AskedFor { id, number, since });
+            wait = AT_ONCE;
+        }
+        while is_ready_within(&control.socket, PollFlags::IN, wait) {
+            let answer = rendezvous::receive(control.socket.as_fd(), RecvFlags::DONTWAIT)?;
+            let answer = answer.ok_or(Errno::CONNRESET)?;
+            let of = |asked: &AskedFor| asked.number == answer.number();
+            let Some(place) = control.arenas.iter().position(of) else {
+                continue;
+            };
+            let asked = control.arenas.swap_remove(place);
+            let mapped = rendezvous::answered(answer)
+                .and_then(|answer| self.map_answer(process, asked.id, &answer));
+            if asked.id == id {
+                return mapped.map(|()| Mapped::Done);
+            }
+        }
+        let late = |asked: &AskedFor| asked.id == id && asked.since.elapsed() > ANSWER_WITHIN;
+        match control.arenas.iter().position(late) {
+            Some(place) => {
+                control.arenas.swap_remove(place);
+                Err(Errno::TIMEDOUT)
+            }
+            None => Ok(Mapped::Later),
+        }
+    }
+
+    /// Maps an arena that was answered for, unless it is mapped: replacing its mapping would take it away
+    /// under a long copy, which lets epochs pass.
+    fn map_answer(
+        &self,
+        process: &Process,
+        id: u32,
+        answer: &rendezvous::Datagram,
+    ) -> Result<(), Errno> {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_mapped(id) {
             return Ok(());
         }
-        let answer = self.ask(Request::Arena { id })?;
         let file = answer.fds.first().ok_or(Errno::PROTO)?;
         let len = segment::sealed_len(file.as_fd())?;
         let mapping = Mapping::dense(file.as_fd(), len)?;
@@ -188,6 +282,11 @@ impl Peer {
         let place = &self.arenas[id as usize % MAX_ARENAS];
         retire(process, place.swap(arena, Ordering::AcqRel));
         Ok(())
+    }
+
+    fn is_mapped_now(&self, id: u32) -> bool {
+        let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_mapped(id)
     }
 
     /// Whether an arena is mapped. The lock on `mapping` is held, so nobody frees what is looked at.
@@ -222,12 +321,16 @@ impl Peer {
 }
 
 fn is_ready(fd: &OwnedFd, events: PollFlags) -> bool {
+    is_ready_within(fd, events, Duration::ZERO)
+}
+
+fn is_ready_within(fd: &OwnedFd, events: PollFlags, wait: Duration) -> bool {
     let mut fds = [PollFd::new(fd, events)];
-    let now = rustix::time::Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
+    let wait = rustix::time::Timespec {
+        tv_sec: wait.as_secs() as i64,
+        tv_nsec: i64::from(wait.subsec_nanos()),
     };
-    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+    matches!(rustix::event::poll(&mut fds, Some(&wait)), Ok(n) if n > 0)
 }
 
 /// Frees a mapping that was just taken out of its place.

@@ -2,8 +2,9 @@
 //!
 //! Each process listens on the abstract socket of its slot. A peer connects once and asks: for the
 //! memory files (`Hello`), for what wakes the queues of a queue pair (`Pair`), for an arena
-//! (`Arena`). One datagram each way, file descriptors beside it. The connection's end is how either
-//! side learns that the other has died.
+//! (`Arena`). One datagram each way, file descriptors beside it. An answer has the number of its request,
+//! as one that nobody waits for any more may still come. The connection's end is how either side learns
+//! that the other has died.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,7 +17,7 @@ use rustix::net::{
 };
 
 /// Bumped with every change of messages or of the shared layout.
-const PROTOCOL: u32 = 4;
+const PROTOCOL: u32 = 5;
 const WORDS: usize = 4;
 const BYTES: usize = WORDS * 8;
 const MAX_FDS: usize = 3;
@@ -42,7 +43,8 @@ pub(in crate::soft) struct Bells {
     pub recv: Option<(u32, OwnedFd)>,
 }
 
-/// A datagram: words and descriptors. The first word of an answer is 0 or an errno value.
+/// A datagram: words and descriptors. The first word of an answer is 0 or an errno value, the last word
+/// of any the number of the request.
 #[derive(Debug)]
 pub(in crate::soft) struct Datagram {
     pub words: [u64; WORDS],
@@ -50,13 +52,13 @@ pub(in crate::soft) struct Datagram {
 }
 
 impl Request {
-    pub(in crate::soft) fn encode(self) -> [u64; WORDS] {
+    pub(in crate::soft) fn encode(self, number: u64) -> [u64; WORDS] {
         let (kind, argument) = match self {
             Self::Hello { slot } => (1, slot),
             Self::Pair { qpn } => (2, qpn),
             Self::Arena { id } => (3, id),
         };
-        [u64::from(PROTOCOL), kind, u64::from(argument), 0]
+        [u64::from(PROTOCOL), kind, u64::from(argument), number]
     }
 
     pub(in crate::soft) fn decode(words: [u64; WORDS]) -> Result<Self, Errno> {
@@ -74,11 +76,26 @@ impl Request {
     }
 }
 
+impl Datagram {
+    /// Which request this is, or answers.
+    pub(in crate::soft) fn number(&self) -> u64 {
+        self.words[WORDS - 1]
+    }
+}
+
 /// Asks, and waits for the answer as long as the socket's time-out says.
-pub(in crate::soft) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<Datagram, Errno> {
-    send(socket, request.encode(), &[], SendFlags::empty())?;
-    let answer = receive(socket, RecvFlags::empty())?.ok_or(Errno::CONNRESET)?;
-    answered(answer)
+pub(in crate::soft) fn ask(
+    socket: BorrowedFd<'_>,
+    request: Request,
+    number: u64,
+) -> Result<Datagram, Errno> {
+    send(socket, request.encode(number), &[], SendFlags::empty())?;
+    loop {
+        let answer = receive(socket, RecvFlags::empty())?.ok_or(Errno::CONNRESET)?;
+        if answer.number() == number {
+            return answered(answer);
+        }
+    }
 }
 
 /// An answer, unless it is an error.
@@ -240,13 +257,31 @@ mod tests {
             Request::Pair { qpn: 0xff_ffff },
             Request::Arena { id: u32::MAX },
         ] {
-            assert_eq!(Request::decode(request.encode()), Ok(request));
+            assert_eq!(Request::decode(request.encode(9)), Ok(request));
         }
         let version = u64::from(PROTOCOL);
         let decode = |words| Request::decode(words);
         assert_eq!(decode([version - 1, 1, 0, 0]), Err(Errno::PROTONOSUPPORT));
         assert_eq!(decode([version, 9, 0, 0]), Err(Errno::PROTO));
         assert_eq!(decode([version, 1, 1 << 32, 0]), Err(Errno::PROTO));
+    }
+
+    /// It came when its asker had given the peer up.
+    #[test]
+    fn an_answer_to_an_earlier_request_is_not_taken_for_this_one() {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let family = rustix::net::AddressFamily::UNIX;
+        let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
+        for answer in [[0, 11, 0, 1], [2, 0, 0, 2], [0, 33, 0, 3]] {
+            send(theirs.as_fd(), answer, &[], SendFlags::empty()).unwrap();
+        }
+        let answer = ask(ours.as_fd(), Request::Arena { id: 7 }, 3).unwrap();
+        assert_eq!(answer.words, [0, 33, 0, 3]);
+        let asked = receive(theirs.as_fd(), RecvFlags::DONTWAIT)
+            .unwrap()
+            .unwrap();
+        assert_eq!(asked.number(), 3);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Answering peers. This thread never asks a peer, and takes no lock that is held while one is asked.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventFlags};
@@ -100,10 +100,12 @@ impl Answers {
             Err(error) => return Err(error),
         };
         let process = &self.process;
-        let refuse = |code: Errno| {
-            let words = [code.raw_os_error() as u64, 0, 0, 0];
-            rendezvous::send(socket, words, &[], SendFlags::DONTWAIT)
+        let number = asked.number();
+        let answer = |[result, first, second, _]: [u64; 4], fds: &[BorrowedFd<'_>]| {
+            let words = [result, first, second, number];
+            rendezvous::send(socket, words, fds, SendFlags::DONTWAIT)
         };
+        let refuse = |code: Errno| answer([code.raw_os_error() as u64, 0, 0, 0], &[]);
         match Request::decode(asked.words) {
             Ok(Request::Hello { slot }) => {
                 tracing::debug!(slot, "a process of this host connects");
@@ -113,19 +115,19 @@ impl Answers {
                     process.mailbox_file.as_fd(),
                     process.kick.as_fd(),
                 ];
-                rendezvous::send(socket, [0; 4], &fds, SendFlags::DONTWAIT)?;
+                answer([0; 4], &fds)?;
             }
             Ok(Request::Pair { qpn }) => match process.qp(qpn) {
                 Some(qp) => {
                     let (words, fds) =
                         rendezvous::encode_bells(qp.send_cq.bell(), qp.recv_cq.bell());
-                    rendezvous::send(socket, words, &fds, SendFlags::DONTWAIT)?;
+                    answer(words, &fds)?;
                 }
                 None => refuse(Errno::NXIO)?,
             },
             Ok(Request::Arena { id }) => match process.arenas.by_id(id) {
                 Some(arena) => {
-                    rendezvous::send(socket, [0; 4], &[arena.file.as_fd()], SendFlags::DONTWAIT)?;
+                    answer([0; 4], &[arena.file.as_fd()])?;
                 }
                 None => refuse(Errno::NXIO)?,
             },

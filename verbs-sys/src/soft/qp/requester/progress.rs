@@ -13,6 +13,7 @@ use crate::ffi::{
 };
 use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_INVALID};
+use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::UNITS;
 use crate::soft::link::{Link, Via};
 
@@ -280,10 +281,15 @@ impl Qp {
             {
                 peer.progress_recv(true);
             }
-            if let Some(arena) = owed.map
-                && !link.map_arena(&self.process, arena)
-            {
-                self.requester.unmappable.store(arena, Ordering::Relaxed);
+            if let Some(arena) = owed.map {
+                match link.map_arena(&self.process, arena) {
+                    Some(Mapped::Done) => {}
+                    Some(Mapped::Later) => {
+                        self.process.nudge_later();
+                        return;
+                    }
+                    None => self.requester.unmappable.store(arena, Ordering::Relaxed),
+                }
             }
             let again = owed.map.is_some() || self.send_can_progress();
             owed = if again {

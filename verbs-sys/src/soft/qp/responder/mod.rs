@@ -18,6 +18,7 @@ use crate::ffi::{
 use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID};
 use crate::soft::link::Link;
+use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::{self, Kind, Ring, UNITS};
 
 /// Messages taken under one hold of the lock.
@@ -208,10 +209,16 @@ impl Qp {
                 continue;
             }
             let Some(arena) = map else { break };
-            if let Some(link) = self.shared_link()
-                && !link.map_arena(&self.process, arena)
-            {
-                self.responder.unmappable.store(arena, Ordering::Relaxed);
+            let Some(link) = self.shared_link() else {
+                continue;
+            };
+            match link.map_arena(&self.process, arena) {
+                Some(Mapped::Done) => {}
+                Some(Mapped::Later) => {
+                    self.process.nudge_later();
+                    break;
+                }
+                None => self.responder.unmappable.store(arena, Ordering::Relaxed),
             }
         }
         if notify && self.rq.done.load(Ordering::Relaxed) != before {
