@@ -2,7 +2,7 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
+    net::{Shutdown, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -81,7 +81,10 @@ fn attack(port: u16, random: &mut Random) -> Vec<&'static str> {
     };
     let mut kinds = Vec::new();
     // They may be closed at any time; what becomes of what is written does not matter.
+    let datagrams = UdpSocket::bind("0.0.0.0:0").expect("no datagrams");
     for _ in 0..20 {
+        let _ = datagrams.send_to(&bytes(random.next(), random.len(2000)), to);
+        kinds.push("noise by UDP");
         drop(open());
         kinds.push("looked");
         let mut stream = open();

@@ -1,6 +1,9 @@
 //! A responder that lies to a requester.
 
-use std::{io::Write, net::TcpListener};
+use std::{
+    io::Write,
+    net::{TcpListener, TcpStream},
+};
 
 use verbs_sys::WcStatus;
 
@@ -11,7 +14,10 @@ use crate::support::{
     wire::{self, ATOMIC_RESPONSE, READ_RESPONSE, SEND, Segment, TERMINATE, WRITE},
 };
 
-use super::{Bed, begin};
+use super::{Bed, Lied, begin};
+
+/// After these the liar closes the connection.
+const CLOSED: [&str; 2] = ["half a frame", "no word"];
 
 /// A name, the request that is lied to, the lie, and what the request ends with.
 type Lie = (&'static str, Kind, Vec<Vec<u8>>, WcStatus);
@@ -191,19 +197,14 @@ fn lies() -> Vec<Lie> {
 }
 
 /// Posts requests of one kind, and takes the connection on which they come.
-fn requests(
-    bed: &mut Bed,
-    listener: &TcpListener,
-    kind: Kind,
-) -> (super::Lied, std::net::TcpStream) {
+fn requests(bed: &mut Bed, listener: &TcpListener, kind: Kind) -> (Lied, TcpStream) {
     let lied = bed.connect(Setup::default());
     let mix = Mix {
         only: Some(kind),
-        limit: Some(4),
-        ..Mix::new(1, LEN)
+        exact: true,
+        ..Mix::new(1, LEN).of(4)
     };
-    bed.victim
-        .start_traffic(lied.made.id, Mix { exact: true, ..mix });
+    bed.victim.start_traffic(lied.made.id, mix);
     loop {
         let (mut stream, _) = listener.accept().expect("nobody connects");
         // An earlier one may still have tried.
@@ -229,8 +230,7 @@ fn answers_that_lie() {
             for frame in &frames {
                 let _ = stream.write_all(frame);
             }
-            if frames.iter().all(|frame| frame.len() % 4 != 0) {
-                // Nothing more comes.
+            if CLOSED.contains(&name) {
                 drop(stream);
             }
             let report = bed.victim.outcome(lied.made.id);

@@ -1,9 +1,8 @@
 //! The hosts of the tests: network namespaces that `cargo xtask faults` has made.
 
-use std::{env, fs::File, net::Ipv4Addr, panic, process::Command, thread};
+use std::{env, fs::File, net::Ipv4Addr, os::fd::AsFd, panic, process::Command, thread};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::os::fd::AsFd;
 
 /// The first and second host, with a cable between them: names separated by a comma.
 const HOSTS: &str = "VERBS_FAULTS_HOSTS";
