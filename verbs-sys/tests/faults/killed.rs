@@ -60,6 +60,12 @@ fn killed_while_memory_is_shared() {
 
 #[test]
 #[ignore = "cargo xtask faults runs it"]
+fn killed_while_the_kernel_copies() {
+    either_end_is_killed("killed, heap memory", LinkKind::Cma);
+}
+
+#[test]
+#[ignore = "cargo xtask faults runs it"]
 fn killed_in_strict_mode() {
     either_end_is_killed("killed, strict mode", LinkKind::Strict);
 }

@@ -1,5 +1,6 @@
 //! Two ends in processes of their own, with traffic whose every byte is known.
 
+pub mod memory;
 pub mod network;
 pub mod node;
 pub mod process;

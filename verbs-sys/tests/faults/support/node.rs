@@ -8,11 +8,12 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use verbs_sys::{
-    AccessFlags, CompletionChannel, CompletionQueue, Context, HostMemory, MemoryRegion,
-    PathOptions, ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairInit, copy, find_device,
+    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, PathOptions,
+    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairInit, find_device,
 };
 
 use super::{
+    memory::Memory,
     process::{receive, send},
     traffic::{Mix, RECEIVE_LEN, RECEIVES, SLOT_LEN, Traffic, WINDOW},
 };
@@ -125,9 +126,9 @@ pub struct Pair {
     pub slots: MemoryRegion,
     pub inbox: MemoryRegion,
     granted: MemoryRegion,
-    pub slots_memory: HostMemory,
-    pub inbox_memory: HostMemory,
-    pub memory: HostMemory,
+    pub slots_memory: Memory,
+    pub inbox_memory: Memory,
+    pub memory: Memory,
     path: PathOptions,
     psn: u32,
 }
@@ -249,7 +250,7 @@ impl Node {
                 send(orders, &report, &[]);
             }
             Command::Memory { id } => {
-                let bytes = load(&self.pair(id).0.memory, GUARD, GRANTED);
+                let bytes = self.pair(id).0.memory.load(GUARD, GRANTED);
                 send(orders, &(), &bytes);
             }
             Command::Judge { id, received } => {
@@ -259,7 +260,7 @@ impl Node {
             Command::Guards { id } => {
                 let memory = &self.pair(id).0.memory;
                 let changed = |from| {
-                    let bytes = load(memory, from, GUARD);
+                    let bytes = memory.load(from, GUARD);
                     let at = bytes.iter().position(|byte| *byte != GUARD_BYTE);
                     at.map(|at| from + at)
                 };
@@ -292,10 +293,10 @@ impl Node {
             ..QueuePairInit::new(&send_cq, &recv_cq)
         };
         let qp = self.pd.create_qp(&init).expect("no queue pair");
-        let allocate = |len| self.context.alloc_memory(len).expect("no memory");
+        let allocate = |len| Memory::new(&self.context, len);
         let memory = allocate(GUARD + GRANTED + GUARD);
-        store(&memory, 0, &[GUARD_BYTE; GUARD]);
-        store(&memory, GUARD + GRANTED, &[GUARD_BYTE; GUARD]);
+        memory.store(0, &[GUARD_BYTE; GUARD]);
+        memory.store(GUARD + GRANTED, &[GUARD_BYTE; GUARD]);
         let (slots_memory, inbox_memory) = (
             allocate(WINDOW * SLOT_LEN),
             allocate(RECEIVES * RECEIVE_LEN),
@@ -305,19 +306,18 @@ impl Node {
             | AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_ATOMIC;
         let private = AccessFlags::LOCAL_WRITE;
-        // SAFETY: the range lies in the memory, which goes after the region, and which no reference
-        // covers.
-        let granted = unsafe { self.pd.reg_mr(memory.addr().add(GUARD), GRANTED, granted) };
+        // SAFETY: the memories go after their regions, which are in front of them in the pair.
+        let (granted, slots, inbox) = unsafe {
+            (
+                memory.register(&self.pd, GUARD, GRANTED, granted),
+                slots_memory.register(&self.pd, 0, WINDOW * SLOT_LEN, private),
+                inbox_memory.register(&self.pd, 0, RECEIVES * RECEIVE_LEN, private),
+            )
+        };
         let pair = Pair {
-            slots: self
-                .pd
-                .reg_memory(&slots_memory, private)
-                .expect("no region"),
-            inbox: self
-                .pd
-                .reg_memory(&inbox_memory, private)
-                .expect("no region"),
-            granted: granted.expect("no region"),
+            slots,
+            inbox,
+            granted,
             path: PathOptions {
                 gid_index: self.gid_index,
                 timeout: setup.timeout,
@@ -353,18 +353,4 @@ impl Node {
         self.pairs[id] = Some((pair, traffic));
         made
     }
-}
-
-pub fn store(memory: &HostMemory, offset: usize, bytes: &[u8]) {
-    assert!(offset + bytes.len() <= memory.len());
-    // SAFETY: inside the memory, as just checked; no reference covers it.
-    unsafe { copy::write_shared(memory.addr().add(offset), bytes.as_ptr(), bytes.len()) };
-}
-
-pub fn load(memory: &HostMemory, offset: usize, len: usize) -> Vec<u8> {
-    assert!(offset + len <= memory.len());
-    let mut bytes = vec![0; len];
-    // SAFETY: inside the memory, as just checked; no reference covers it.
-    unsafe { copy::read_shared(bytes.as_mut_ptr(), memory.addr().add(offset), len) };
-    bytes
 }

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    network,
+    memory, network,
     node::{self, Command, Made, Setup},
     traffic::{Mix, Report},
 };
@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub enum LinkKind {
     /// Shared memory, which the initiator copies to and from.
     Shm,
+    /// The initiator copies, through the kernel.
+    Cma,
     /// A Unix socket; the owner of memory copies.
     Strict,
     /// On two hosts, a TCP connection.
@@ -51,7 +53,7 @@ impl Host {
         let [first, second] = network::hosts();
         let second = match kind {
             LinkKind::Tcp => second,
-            LinkKind::Shm | LinkKind::Strict => first.clone(),
+            LinkKind::Shm | LinkKind::Cma | LinkKind::Strict => first.clone(),
         };
         [first, second].map(|network| Self { network, kind })
     }
@@ -80,6 +82,7 @@ impl Process {
         let own = env::current_exe().expect("no executable");
         let variable = match host.kind {
             LinkKind::Shm => None,
+            LinkKind::Cma => Some((memory::ON_HEAP, "1")),
             LinkKind::Strict => Some(("VERBS_SOFT_STRICT", "1")),
             LinkKind::Tcp => Some(("VERBS_SOFT_LISTEN", "0.0.0.0")),
         };

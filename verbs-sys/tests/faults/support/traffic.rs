@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use verbs_sys::{QueuePairEndpoint, WcStatus, WorkCompletion, ffi};
 
 use super::{
-    node::{GRANTED, Grant, Pair, load, store},
+    node::{GRANTED, Grant, Pair},
     random::{Random, bytes},
 };
 
@@ -265,7 +265,7 @@ impl Traffic {
         };
         let index = self.report.posted as usize % WINDOW;
         if let Request::Write { data, .. } | Request::Send(data) = &request {
-            store(&pair.slots_memory, index * SLOT_LEN, data);
+            pair.slots_memory.store(index * SLOT_LEN, data);
         }
         let grant = self.grant.expect("not connected");
         let mut element = ffi::ibv_sge {
@@ -336,14 +336,14 @@ impl Traffic {
                 self.is[offset..][..data.len()].copy_from_slice(&data);
             }
             Request::Read { offset, expected } => {
-                let read = load(&pair.slots_memory, slot, expected.len());
+                let read = pair.slots_memory.load(slot, expected.len());
                 if read != expected {
                     self.wrong(format!("{} bytes read at {offset}", expected.len()));
                 }
             }
             Request::Add(before) => {
                 self.adds[1] += 1;
-                let read = load(&pair.slots_memory, slot, 8);
+                let read = pair.slots_memory.load(slot, 8);
                 if read != before.to_ne_bytes() {
                     self.wrong(format!("{read:?} was there instead of {before}"));
                 }
@@ -372,11 +372,8 @@ impl Traffic {
             }
         }
         let index = completion.wr_id() as usize;
-        let came = load(
-            &pair.inbox_memory,
-            index * RECEIVE_LEN,
-            completion.byte_len() as usize,
-        );
+        let len = completion.byte_len() as usize;
+        let came = pair.inbox_memory.load(index * RECEIVE_LEN, len);
         let number = self.report.received;
         if came != message(self.peer, number, came.len()) {
             self.wrong(format!("message {number} of {} bytes", came.len()));
