@@ -31,21 +31,21 @@ pub enum Command {
 /// A target's memory and the queue pair that leads there.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
-    endpoint: String,
-    addr: u64,
-    rkey: u32,
+    pub(crate) endpoint: String,
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
 }
 
 /// One side of the connection.
-struct Side {
-    qp: OwnedQueuePair<Buffer>,
-    cq: CompletionQueue,
-    pd: ProtectionDomain,
+pub(crate) struct Side {
+    pub(crate) qp: OwnedQueuePair<Buffer>,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
     path: PathOptions,
 }
 
 impl Side {
-    fn open(device: &str) -> Result<Self> {
+    pub(crate) fn open(device: &str) -> Result<Self> {
         let context = find_device(Some(device))?.open()?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(64, None)?;
@@ -62,12 +62,12 @@ impl Side {
         })
     }
 
-    fn endpoint(&self) -> Result<String> {
+    pub(crate) fn endpoint(&self) -> Result<String> {
         let endpoint = self.qp.queue_pair().endpoint(&self.path, PSN)?;
         Ok(endpoint.to_string())
     }
 
-    fn connect(&self, remote: &str) -> Result<()> {
+    pub(crate) fn connect(&self, remote: &str) -> Result<()> {
         let qp = self.qp.queue_pair();
         qp.to_rtr(&remote.parse()?, &self.path)?;
         Ok(qp.to_rts(PSN, &self.path)?)

@@ -5,6 +5,7 @@
 pub mod client;
 pub mod device;
 pub mod format;
+pub mod hosts;
 pub mod limit;
 pub mod machine;
 pub mod measure;

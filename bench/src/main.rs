@@ -3,13 +3,15 @@
 
 use std::env;
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::machine::occupy;
 use bench::run::{Extent, Options, run, write};
-use bench::{client, device, server, table};
+use bench::{client, device, hosts, server, table};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvstore::{ClientConfig, Memory, ServerConfig};
 use verbs_sys::find_device;
@@ -26,6 +28,11 @@ struct Cli {
 enum Command {
     /// Measure, print the tables, write report.json and throughput.svg.
     Run(Run),
+    /// Measure the software device over TCP between two hosts, print a table, write hosts.json.
+    Hosts(Hosts),
+    /// The other host that `hosts` drives through standard input and output.
+    #[command(hide = true)]
+    Remote(Remote),
     /// A server that `run` drives through standard input and output.
     #[command(hide = true)]
     Server(Role),
@@ -49,6 +56,46 @@ struct Run {
     /// one, else the software device.
     #[arg(long)]
     device: Option<String>,
+}
+
+#[derive(Args)]
+struct Hosts {
+    /// Where hosts.json goes; made if need be.
+    #[arg(long)]
+    out: PathBuf,
+    /// Shorter measurements.
+    #[arg(long)]
+    quick: bool,
+    /// The network namespace of the other host, as `ip netns` knows it.
+    #[arg(long)]
+    network: String,
+    /// The other host's address.
+    #[arg(long)]
+    address: IpAddr,
+}
+
+#[derive(Args)]
+struct Remote {
+    #[arg(long)]
+    device: String,
+    #[arg(long)]
+    address: IpAddr,
+}
+
+impl Hosts {
+    fn run(self) -> Result<()> {
+        let lines = hosts::run(&hosts::Options {
+            program: env::current_exe().context("cannot find this program's own file")?,
+            device: "soft0".into(),
+            network: self.network,
+            address: self.address,
+            budget: Duration::from_secs(if self.quick { 3 } else { 30 }),
+        })?;
+        hosts::write(&lines, &self.out)?;
+        println!("{}", table::hosts(&lines));
+        println!("hosts.json is in {}", self.out.display());
+        Ok(())
+    }
 }
 
 /// Where a role runs.
@@ -143,6 +190,8 @@ impl Run {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(run) => run.run(),
+        Command::Hosts(hosts) => hosts.run(),
+        Command::Remote(remote) => hosts::remote(&remote.device, remote.address),
         Command::Server(role) => server::serve(&role.server()),
         Command::Client(role) => client::run(role.client()),
         Command::Target(target) => device::target(&target.take()),

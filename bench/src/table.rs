@@ -7,6 +7,7 @@ use tabled::settings::object::{Columns, Rows};
 use tabled::settings::{Alignment, Modify, Style};
 
 use crate::format::{bytes, digits, short, times};
+use crate::hosts::Line;
 use crate::report::{Mode, Report, Row, Wait};
 
 const HEADER: [&str; 12] = [
@@ -157,6 +158,22 @@ fn limits(report: &Report) -> String {
             digits(limit.mb_per_s),
             short(limit.ops_per_s),
             digits(limit.p50_us),
+        ]);
+    }
+    finish(builder, 2)
+}
+
+/// The table of what was measured between two hosts.
+pub fn hosts(lines: &[Line]) -> String {
+    let mut builder = Builder::default();
+    builder.push_record(["over TCP", "unit", "soft0", "plain TCP", "soft0 : plain"]);
+    for line in lines {
+        builder.push_record([
+            line.what.clone(),
+            line.unit.to_owned(),
+            digits(line.ours),
+            digits(line.plain),
+            format!("{:.2}", line.ratio),
         ]);
     }
     finish(builder, 2)

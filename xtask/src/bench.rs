@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use xshell::cmd;
 
+use crate::hosts::Hosts;
 use crate::workspace::Workspace;
 
 /// The device of every build.
@@ -31,6 +32,9 @@ pub struct Bench {
     /// The RDMA device; a real one makes the build use rdma-core [default: VERBS_DEVICE, else soft0]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
+    /// Instead, measure the software device over TCP between two hosts (network namespaces), beside plain TCP; needs root
+    #[arg(long, conflicts_with = "device")]
+    hosts: bool,
     /// Where the report and its picture go [default: bench-out in the workspace]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -44,6 +48,18 @@ impl Bench {
             Some(out) => Workspace::absolute(out)?,
             None => workspace.root.join("bench-out"),
         };
+        if self.hosts {
+            let bench = workspace.build_bench(false)?;
+            let hosts = Hosts::new(&workspace)?;
+            let (here, there) = (hosts.first(), hosts.second());
+            let address = Hosts::ADDRESSES[1];
+            let quick = self.quick.then_some("--quick");
+            let sh = &workspace.shell;
+            cmd!(sh, "ip netns exec {here} {bench} hosts --out {out} --network {there} --address {address} {quick...}")
+                .env("VERBS_SOFT_LISTEN", "0.0.0.0")
+                .run()?;
+            return Ok(());
+        }
         let named = self.device.or_else(|| env::var("VERBS_DEVICE").ok());
         let device = named.as_deref().filter(|name| !name.is_empty());
         // The software device is part of every build; any other needs libibverbs to be reached.
