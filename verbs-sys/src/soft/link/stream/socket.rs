@@ -48,7 +48,10 @@ fn give_buffer(mut buffer: Vec<u8>) {
 /// What came of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::soft) enum Filled {
+    /// Something came, and most likely there is more.
     Some,
+    /// Something came, and nothing more is there now.
+    All,
     /// Nothing is there now.
     Nothing,
     /// The peer has closed the connection, or it broke.
@@ -93,10 +96,12 @@ impl Input {
             self.start = 0;
         }
         loop {
+            let room = self.buffer.capacity() - self.buffer.len();
             let spare = rustix::buffer::spare_capacity(&mut self.buffer);
             let filled = match rustix::net::recv(socket, spare, RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => Filled::Ended,
-                Ok(_) => Filled::Some,
+                Ok((_, count)) if count == room => Filled::Some,
+                Ok(_) => Filled::All,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => Filled::Nothing,
                 Err(error) => {
@@ -104,7 +109,7 @@ impl Input {
                     Filled::Ended
                 }
             };
-            if filled != Filled::Some && self.is_empty() {
+            if matches!(filled, Filled::Nothing | Filled::Ended) && self.is_empty() {
                 self.release();
             }
             return filled;

@@ -62,12 +62,16 @@ impl Qp {
 
     /// `None`: the connection goes on.
     fn hear(&self, out: &mut Outbound, socket: &mut Socket) -> Option<End> {
+        let mut all = false;
         for _ in 0..BURST {
             let (header, payload, taken) = match socket.input.next(socket.crc) {
                 Ok(Some(frame)) => frame,
+                // Of a frame that has begun the rest is on its way.
+                Ok(None) if all && socket.input.is_empty() => return None,
                 Ok(None) => match socket.input.fill(&socket.fd) {
-                    Filled::Some => {
+                    filled @ (Filled::Some | Filled::All) => {
                         out.heard_ns = now_ns();
+                        all = filled == Filled::All;
                         continue;
                     }
                     Filled::Nothing => return None,

@@ -231,6 +231,7 @@ impl Qp {
 
     fn take_frames(&self, inbound: &mut Inbound, solicited: &mut bool) -> Pause {
         let mut bytes = 0;
+        let mut all = false;
         for _ in 0..BURST {
             if bytes > BURST_BYTES {
                 return Pause::More;
@@ -267,8 +268,16 @@ impl Qp {
                 }
                 Ok(None) => {
                     inbound.socket.input = input;
+                    // Of a frame that has begun the rest is on its way.
+                    if all && inbound.socket.input.is_empty() {
+                        return Pause::Quiet;
+                    }
                     match inbound.socket.input.fill(&inbound.socket.fd) {
                         Filled::Some => continue,
+                        Filled::All => {
+                            all = true;
+                            continue;
+                        }
                         Filled::Nothing => return Pause::Quiet,
                         Filled::Ended => return Pause::Ended,
                     }
