@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::support::{
-    Host, LinkKind, Process, Random, Record, Setup, connect, network, random::bytes, record,
-    settle, start_traffic,
+    Host, LinkKind, Process, Random, Record, Setup, assert_works, connect, network, random::bytes,
+    record, settle, start_traffic,
 };
 
 /// Connections that are opened and then say nothing: more than may do so at once.
@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What begins as MPA's request does.
 const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
 
+/// What happens while there is traffic.
+type Meanwhile<'a> = &'a mut dyn FnMut(&mut Process, &mut Process);
+
 /// Whatever strangers say, those that are connected notice nothing, and nothing of it stays.
 #[test]
 #[ignore = "cargo xtask faults runs it"]
@@ -33,9 +36,9 @@ fn garbage_at_the_port() {
     let mut record = Record::new("garbage at the port");
     let link = connect(&mut a, &mut b, Setup::patient());
     let port = network::port(link.qp_nums[0]);
-    let mut traffic = |a: &mut Process, b: &mut Process, limit, meanwhile: &mut dyn FnMut()| {
+    let mut traffic = |a: &mut Process, b: &mut Process, limit, meanwhile: Meanwhile<'_>| {
         start_traffic([a, b], link, &mut seeds, limit);
-        meanwhile();
+        meanwhile(a, b);
         if limit.is_none() {
             a.stop_traffic(link.ends[0]);
             b.stop_traffic(link.ends[1]);
@@ -47,14 +50,20 @@ fn garbage_at_the_port() {
         a.assert_guards(link.ends[0]);
         reports
     };
-    traffic(&mut a, &mut b, Some(50), &mut || {});
+    traffic(&mut a, &mut b, Some(50), &mut |_, _| {});
     let descriptors = a.usage().descriptors;
     let mut resident = None;
     let mut reports = None;
     while record.goes_on() {
         let mut kinds = Vec::new();
-        reports = Some(traffic(&mut a, &mut b, None, &mut || {
-            kinds = network::within(&there, || attack(port, &mut random));
+        reports = Some(traffic(&mut a, &mut b, None, &mut |a, b| {
+            let (did, half_open) = network::within(&there, || attack(port, &mut random));
+            kinds = did;
+            // There is room for others while they are there.
+            let new = assert_works(a, b, &mut random, 20);
+            a.destroy(new.ends[0]);
+            b.destroy(new.ends[1]);
+            drop(half_open);
         }));
         for kind in kinds {
             record.count(kind);
@@ -69,8 +78,8 @@ fn garbage_at_the_port() {
     }
 }
 
-/// Everything that a stranger may do, and what each was.
-fn attack(port: u16, random: &mut Random) -> Vec<&'static str> {
+/// Everything that a stranger may do: what each was, and those that are still there.
+fn attack(port: u16, random: &mut Random) -> (Vec<&'static str>, Vec<TcpStream>) {
     let to = (network::ADDRESSES[0], port);
     let open = || {
         let stream = TcpStream::connect(to).expect("the port is closed");
@@ -115,10 +124,7 @@ fn attack(port: u16, random: &mut Random) -> Vec<&'static str> {
     for stream in &mut half_open {
         let _ = stream.write_all(&REQUEST[..random.below(16) as usize]);
     }
-    // The others are there meanwhile; these go all at once.
-    let last = half_open.pop();
-    last.into_iter().for_each(assert_ended);
-    kinds
+    (kinds, half_open)
 }
 
 /// The device closes a connection whose other side says no more, and does not say anything itself.
