@@ -316,6 +316,8 @@ fn requests_that_lie() {
                 // The device may have heard enough.
                 let _ = stream.write_all(frame);
             }
+            // Nothing more comes, so that a lie which is believed shows.
+            let _ = stream.shutdown(Shutdown::Write);
             let (opcodes, found) = wire::end(&mut stream);
             assert_eq!(found, Some(error), "{name}: {opcodes:?}");
             assert!(!opcodes.contains(&READ_RESPONSE), "{name} is answered");
