@@ -2,7 +2,9 @@
 
 use verbs_sys::{QpState, QueuePairEndpoint, WcOpcode, WcStatus, ffi};
 
-use crate::support::{Destination, End, QpSetup, Queue, Recv, Request, pattern, scripts};
+use crate::support::{
+    ALL_ACCESS, Destination, End, QpSetup, Queue, Recv, Request, pattern, scripts,
+};
 
 /// Bytes in front of a datagram in its receive buffer.
 const GRH: usize = 40;
@@ -209,7 +211,11 @@ mod unreliable {
             let mut stale = link.b_mem.at(0);
             stale.rkey ^= 0x5a;
             ends.a.transfer(link.a, Request::write(&[link.a_mem.sge(0, 8)], stale).id(1));
+            // Long enough to go in several parts, where messages do.
+            let long = ends.a.register(0, 200_000, ALL_ACCESS);
+            ends.a.transfer(link.a, Request::write(&[long.sge(0, 200_000)], stale).id(7));
             // No receive is posted.
+            ends.a.transfer(link.a, Request::send(&[long.sge(0, 200_000)]).id(8));
             ends.a.transfer(link.a, Request::send(&[link.a_mem.sge(0, 8)]).id(2));
             ends.b.assert_filled(link.b_mem, 0);
             assert_eq!((ends.a.state(link.a), ends.b.state(link.b)), (QpState::Rts, QpState::Rts));

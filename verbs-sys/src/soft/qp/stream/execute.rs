@@ -108,15 +108,15 @@ impl Qp {
             // A receive has failed with it.
             return Step::Refused(*status, None);
         }
-        let last = match *header {
-            Header::Tagged { last, .. } | Header::Untagged { last, .. } => last,
-        };
+        let (Header::Tagged { opcode, last, .. } | Header::Untagged { opcode, last, .. }) = *header;
         if let Header::Untagged {
             queue, last: true, ..
         } = *header
         {
             inbound.took_msn(queue as usize & 1);
         }
+        // What is announced follows, and is the end of the message.
+        let last = last && opcode != Opcode::Announce;
         if last {
             self.executed_one(inbound);
         } else {
