@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::AddressFamily;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::time::Timespec;
 
 pub(in crate::soft) use self::datagrams::{bind_udp, send_udp};
@@ -304,43 +304,43 @@ impl Worker {
     }
 }
 
-/// A TCP socket that is made for an address.
-fn tcp(address: SocketAddr) -> Result<OwnedFd, Errno> {
+/// A socket that is made for an address.
+fn socket(address: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, rustix::net::SocketType::STREAM, flags, None)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
     fork::made(&socket);
     Ok(socket)
 }
 
+/// Binds a socket to an address of ours, and to no other family's.
+fn bind(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
+    if address.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(socket, true)?;
+    }
+    rustix::net::bind(socket, &address)
+}
+
 /// Listens for the queue pairs of other hosts.
 pub(in crate::soft) fn bind_tcp(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = tcp(address)?;
+    let socket = socket(address, SocketType::STREAM)?;
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    rustix::net::bind(&socket, &address)?;
+    bind(&socket, address)?;
     rustix::net::listen(&socket, 128)?;
     Ok(socket)
 }
 
 /// Sets what every stream of TCP has: no waiting for more to send, and an end when the other host is gone.
-fn adjust_tcp(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
+fn adjust_tcp(socket: &OwnedFd) -> Result<(), Errno> {
     use rustix::net::sockopt;
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, KEEP_ALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_INTERVAL)?;
-    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
-    let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
-    if millis > 0 {
-        sockopt::set_tcp_user_timeout(socket, millis)?;
-    }
-    Ok(())
+    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)
 }
 
 /// An idle connection to a host that is gone ends after half a minute.

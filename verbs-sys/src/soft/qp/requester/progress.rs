@@ -9,7 +9,7 @@ use super::{Bell, Owed};
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_EVENT_QP_FATAL, IBV_EVENT_SQ_DRAINED, IBV_QPS_ERR, IBV_QPS_SQD,
     IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
-    IBV_WC_WR_FLUSH_ERR, ibv_wc_status,
+    IBV_WC_WR_FLUSH_ERR, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_INVALID};
@@ -164,6 +164,17 @@ impl Qp {
     /// An atomic that the peer executed: fetches the value, if the buffer is still registered.
     fn take_atomic_result(&self, position: u32) {
         let found = self.mailbox().result.load(Ordering::Acquire);
+        // Where it is not, nobody is told: the operation was done.
+        let _ = self.answered(position, |sges| self.deliver_atomic(sges, found));
+    }
+
+    /// Does something with the buffers that the answer to a kept request goes to, if they are still
+    /// registered. The send lock is held.
+    pub(in crate::soft::qp) fn answered(
+        &self,
+        position: u32,
+        deliver: impl FnOnce(&[ibv_sge]),
+    ) -> Result<(), ibv_wc_status> {
         let index = self.sq.index(position);
         let backlog = self
             .sq
@@ -173,10 +184,10 @@ impl Qp {
         let count = backlog.requests[index].num_sge as usize;
         let sges = &backlog.sges[index * backlog.max_sge..][..count];
         let keys = &self.process.info().keys;
-        let valid = |sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE).is_ok();
-        if sges.iter().all(valid) {
-            self.deliver_atomic(sges, found);
-        }
+        let check = |sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
+        sges.iter().try_for_each(check)?;
+        deliver(sges);
+        Ok(())
     }
 
     /// Ends the oldest unfinished request with an error, and the queue pair with it. The send lock is

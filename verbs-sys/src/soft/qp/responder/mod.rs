@@ -34,7 +34,7 @@ pub(super) struct State {
     /// Where the next record is in our ring, counted in units for ever.
     ring_at: Guarded32,
     /// Messages executed.
-    pub(super) executed: Guarded32,
+    executed: Guarded32,
     /// Whether messages were executed that the peer has not been told of ([`OWED`]), and whether it
     /// wants a completion for one of them ([`COMPLETES`]).
     unacknowledged: Guarded32,
@@ -43,7 +43,7 @@ pub(super) struct State {
     /// Units of our ring that the peer knows to be free again.
     told_consumed: Guarded32,
     /// Since when the message at the front has found no receive, or 0.
-    pub(super) not_ready_since: Guarded64,
+    not_ready_since: Guarded64,
     unmappable: Guarded32,
     /// Nonzero once a message was refused without an error of this side: nothing more is taken.
     closed: Guarded32,
@@ -283,12 +283,8 @@ impl Qp {
             match step {
                 Step::Done => {
                     taken += 1;
-                    self.responder.not_ready_since.store(0, Ordering::Relaxed);
                     self.responder.ring_at.store(next, Ordering::Relaxed);
-                    let executed = self.responder.executed.load(Ordering::Relaxed);
-                    self.responder
-                        .executed
-                        .store(executed.wrapping_add(1), Ordering::Release);
+                    self.count_executed();
                     wants_completion |= record.flags & ring::SIGNALED != 0;
                     *solicited |= record.flags & ring::SOLICITED != 0;
                 }
@@ -374,6 +370,17 @@ impl Qp {
     #[inline]
     fn owes_acknowledgement(&self) -> bool {
         self.responder.unacknowledged.load(Ordering::Relaxed) != 0
+    }
+
+    /// The message at the front was executed. The receive lock is held.
+    #[inline]
+    pub(super) fn count_executed(&self) {
+        let responder = &self.responder;
+        responder.not_ready_since.store(0, Ordering::Relaxed);
+        let executed = responder.executed.load(Ordering::Relaxed);
+        responder
+            .executed
+            .store(executed.wrapping_add(1), Ordering::Release);
     }
 
     /// Messages executed so far.

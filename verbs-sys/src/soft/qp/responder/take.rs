@@ -29,8 +29,7 @@ impl Qp {
             Kind::WriteImm => Some(IBV_ACCESS_REMOTE_WRITE),
             Kind::CompareSwap | Kind::FetchAdd => Some(IBV_ACCESS_REMOTE_ATOMIC),
         };
-        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
-        if needed.is_some_and(|right| !target.allows(right)) {
+        if needed.is_some_and(|right| !self.allows(right)) {
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
         match record.kind {
@@ -91,7 +90,7 @@ impl Qp {
         let writable = |sge: &ibv_sge| access::check_local(keys, pd, sge, IBV_ACCESS_LOCAL_WRITE);
         match self.place(link, ring, at, record, buffers, writable) {
             Ok(()) if record.flags & ring::WITH_INV != 0 => {
-                self.take_invalidation(position, record)
+                self.take_invalidation(position, record.imm, record.len)
             }
             Ok(()) => {
                 let imm = (record.flags & ring::WITH_IMM != 0).then_some(record.imm);
@@ -106,14 +105,19 @@ impl Qp {
         }
     }
 
-    /// The end of a SEND that invalidates a key. While the key's last users are at it, the message is
-    /// taken again, from the beginning.
-    fn take_invalidation(&self, position: u32, record: &Record) -> Step {
+    /// Whether this queue pair lets its peer do what the `IBV_ACCESS_REMOTE_*` bit says.
+    pub(in crate::soft::qp) fn allows(&self, access: u32) -> bool {
+        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
+        target.allows(access)
+    }
+
+    /// The end of a SEND of `len` bytes that invalidates a key. While the key's last users are at it, the
+    /// message is taken again, from the beginning.
+    pub(in crate::soft::qp) fn take_invalidation(&self, position: u32, key: u32, len: u32) -> Step {
         let by = self.window_user(&self.info().rq_epoch.0);
-        match self.process.windows.invalidate(&by, record.imm) {
+        match self.process.windows.invalidate(&by, key) {
             Ok(Progress::Done) => {
-                let outcome = received_invalidating(record.len, record.imm);
-                self.rq.complete(position, outcome);
+                self.rq.complete(position, received_invalidating(len, key));
                 Step::Done
             }
             Ok(Progress::Later) => Step::Later,

@@ -1,14 +1,11 @@
 //! What the peer answers to requests that went through a socket.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::super::{Qp, access, now_ns};
+use super::super::{Qp, now_ns};
 use super::outbound::{Awaited, Outbound, State};
 use super::place::scatter;
-use crate::ffi::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge, ibv_wc_status,
-};
+use crate::ffi::{IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_wc_status};
 use crate::soft::link::stream::frame::{Header, Opcode};
 use crate::soft::link::stream::payload::AtomicResponse;
 use crate::soft::link::stream::socket::{Filled, Socket};
@@ -198,24 +195,15 @@ impl Qp {
 
     /// Writes data of an answer to the request's buffers, if they are still registered.
     fn deliver_answer(&self, awaited: &Awaited, offset: u64, bytes: &[u8]) -> Result<(), End> {
-        let index = self.sq.index(awaited.position);
-        let backlog = self
-            .sq
-            .backlog
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let count = backlog.requests[index].num_sge as usize;
-        let sges = &backlog.sges[index * backlog.max_sge..][..count];
-        let keys = &self.process.info().keys;
-        let check = |sge: &ibv_sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
-        sges.iter().try_for_each(check).map_err(|status| {
+        let delivered = self.answered(awaited.position, |sges| {
+            // SAFETY: checked under the send lock, which is held.
+            unsafe { scatter(sges.iter().copied(), offset, bytes) };
+        });
+        delivered.map_err(|status| {
             // It is this request that fails: those before it were executed.
             let before = self.count_through(awaited.position).wrapping_sub(1);
             self.mailbox().ack.store(before.into(), Ordering::Release);
             End::Status(status)
-        })?;
-        // SAFETY: checked under the send lock, which is held.
-        unsafe { scatter(sges.iter().copied(), offset, bytes) };
-        Ok(())
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::Qp;
 use super::super::access;
-use super::super::queues::{Outcome, received, received_invalidating};
+use super::super::queues::{Outcome, received};
 use super::super::responder::Step;
 use super::inbound::{Begun, Inbound, Message, Reading};
 use super::place::scatter;
@@ -10,16 +10,13 @@ use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_WC_LOC_LEN_ERR,
-    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
-    IBV_WC_SUCCESS, ibv_wc_status,
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_SUCCESS,
+    ibv_wc_status,
 };
-use crate::soft::layout::Target;
 use crate::soft::link::stream::frame::{Header, Opcode};
 use crate::soft::link::stream::payload::{
     Announce, AtomicRequest, AtomicResponse, Immediate, ReadRequest,
 };
-use crate::soft::mw::{Progress, Refused};
-use std::sync::atomic::Ordering;
 
 const DENIED: Step = Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
 const NONSENSE: Step = Step::Refused(IBV_WC_REM_OP_ERR, Some(IBV_EVENT_QP_REQ_ERR));
@@ -178,11 +175,6 @@ impl Qp {
         }
     }
 
-    fn allows(&self, access: u32) -> bool {
-        let target = Target(self.info().responder.0.target.load(Ordering::Relaxed));
-        target.allows(access)
-    }
-
     fn take_announcement(&self, inbound: &mut Inbound, payload: &[u8]) -> Step {
         let Ok(announce) = Announce::decode(payload) else {
             return NONSENSE;
@@ -308,33 +300,19 @@ impl Qp {
             inbound.message.begun = Begun::Send;
             return Step::Done;
         }
-        let step = self.end_send(position, send, end as u32);
+        let step = match send.invalidates {
+            Some(key) => self.take_invalidation(position, key, end as u32),
+            None => {
+                self.rq.complete(position, received(end as u32, send.imm));
+                Step::Done
+            }
+        };
         if let Step::Done = step {
             *solicited |= send.solicited;
             inbound.took_msn(0);
             self.executed_one(inbound);
         }
         step
-    }
-
-    fn end_send(&self, position: u32, send: Send, len: u32) -> Step {
-        let Some(key) = send.invalidates else {
-            self.rq.complete(position, received(len, send.imm));
-            return Step::Done;
-        };
-        let by = self.window_user(&self.info().rq_epoch.0);
-        match self.process.windows.invalidate(&by, key) {
-            Ok(Progress::Done) => {
-                self.rq.complete(position, received_invalidating(len, key));
-                Step::Done
-            }
-            Ok(Progress::Later) => Step::Later,
-            Err(Refused) => {
-                self.rq
-                    .complete(position, Outcome::failed(IBV_WC_REM_INV_REQ_ERR));
-                Step::Refused(IBV_WC_REM_ACCESS_ERR, None)
-            }
-        }
     }
 
     fn take_read_request(&self, inbound: &mut Inbound, payload: &[u8]) -> Step {

@@ -41,8 +41,6 @@ pub(in crate::soft) struct Inbound {
     /// Messages that the peer knows to be executed.
     told: u32,
     told_ns: u64,
-    /// Whether anything has come yet.
-    begun: bool,
 }
 
 /// What a message of several frames is, once its first has come.
@@ -165,7 +163,6 @@ impl Qp {
                     answers: 0,
                     told: 0,
                     told_ns: now_ns(),
-                    begun: false,
                 });
                 self.streams.has_inbound.store(true, Ordering::Relaxed);
                 taken = true;
@@ -258,9 +255,7 @@ impl Qp {
             let next = input.next(inbound.socket.crc);
             let (step, taken) = match next {
                 Ok(Some((header, payload, taken))) => {
-                    if !std::mem::replace(&mut inbound.begun, true) {
-                        self.begin();
-                    }
+                    self.begin();
                     (
                         Ok(self.take_frame(inbound, &header, payload, solicited)),
                         taken,
@@ -310,10 +305,12 @@ impl Qp {
         Pause::More
     }
 
-    /// The first message has come.
+    /// A message has come, perhaps the first. The receive lock is held.
+    #[inline]
     fn begin(&self) {
+        let begun = self.streams.has_begun.load(Ordering::Relaxed);
         self.streams.has_begun.store(true, Ordering::Relaxed);
-        if self.state() == IBV_QPS_RTR {
+        if !begun && self.state() == IBV_QPS_RTR {
             self.raise(IBV_EVENT_COMM_EST);
         }
     }
@@ -321,11 +318,7 @@ impl Qp {
     /// A message was executed.
     pub(super) fn executed_one(&self, inbound: &mut Inbound) {
         inbound.message = Message::default();
-        self.responder.not_ready_since.store(0, Ordering::Relaxed);
-        let executed = self.responder.executed.load(Ordering::Relaxed);
-        self.responder
-            .executed
-            .store(executed.wrapping_add(1), Ordering::Release);
+        self.count_executed();
     }
 
     /// Acknowledges what was executed since the last time; a requester whose message waits is told
@@ -378,8 +371,7 @@ impl Qp {
         inbound.reading = (!last).then_some(reading);
         if last {
             self.executed_one(inbound);
-            // The answer says so.
-            inbound.told = self.executed();
+            inbound.tell_with_answer(self.executed());
         }
         Ok(())
     }

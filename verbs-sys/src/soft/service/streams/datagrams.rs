@@ -7,12 +7,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType};
 
-use super::{DATAGRAM, Worker, token};
-use crate::soft::fork;
+use super::{DATAGRAM, Worker, bind, socket, token};
 use crate::soft::qp::MAX_DATAGRAM;
 
 /// Bytes before the datagram: the number of its queue pair.
@@ -22,17 +19,8 @@ const BURST: usize = 64;
 
 /// A socket for datagrams of other hosts.
 pub(in crate::soft) fn bind_udp(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
-    if address.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    rustix::net::bind(&socket, &address)?;
-    fork::made(&socket);
+    let socket = socket(address, SocketType::DGRAM)?;
+    bind(&socket, address)?;
     Ok(socket)
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{DIAL, Worker, adjust_tcp, read_some, tcp, token};
+use super::{DIAL, Worker, adjust_tcp, read_some, socket, token};
 use crate::soft::identity;
 use crate::soft::link::Link;
 use crate::soft::link::stream::Route;
@@ -195,8 +195,8 @@ fn connect(link: &Link) -> Result<OwnedFd, Errno> {
     };
     match link.route.ok_or(Errno::NOTCONN)? {
         Route::Tcp { from, to } => {
-            let socket = tcp(to)?;
-            adjust_tcp(&socket, Duration::ZERO)?;
+            let socket = socket(to, SocketType::STREAM)?;
+            adjust_tcp(&socket)?;
             rustix::net::bind(&socket, &from)?;
             connected(rustix::net::connect(&socket, &to))?;
             Ok(socket)

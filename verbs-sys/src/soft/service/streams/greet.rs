@@ -49,7 +49,7 @@ impl Worker {
             let fits = match from {
                 Some(_) => {
                     fork::made(&socket);
-                    adjust_tcp(&socket, Duration::ZERO)
+                    adjust_tcp(&socket)
                 }
                 None => rendezvous::check_user(socket.as_fd()).map(drop),
             };
