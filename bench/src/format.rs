@@ -26,6 +26,15 @@ pub fn digits(value: f64) -> String {
     }
 }
 
+/// A time in the unit in which it has at most four digits before the point.
+pub fn time(nanoseconds: f64) -> String {
+    match nanoseconds.abs() {
+        magnitude if magnitude >= 9.9995e6 => format!("{} ms", digits(nanoseconds / 1e6)),
+        magnitude if magnitude >= 9999.5 => format!("{} us", digits(nanoseconds / 1e3)),
+        _ => format!("{} ns", digits(nanoseconds)),
+    }
+}
+
 /// A ratio, as `3.2x`, or nothing.
 pub fn times(ratio: Option<f64>) -> String {
     ratio.map_or_else(String::new, |ratio| format!("{}x", digits(ratio)))
@@ -65,6 +74,14 @@ mod tests {
         ];
         assert_eq!(shown.map(short), expected);
         assert_eq!(digits(f64::NAN), "-");
+    }
+
+    #[test]
+    fn times_keep_to_few_digits() {
+        let shown = [2.68, 9999.0, 12_345.0, 531_153.0, 12.0e6];
+        let expected = ["2.68 ns", "9999 ns", "12.3 us", "531 us", "12.0 ms"];
+        assert_eq!(shown.map(time), expected);
+        assert_eq!(time(f64::NAN), "- ns");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! `benches/` share.
 #![forbid(unsafe_code)]
 
+pub mod alone;
 pub mod client;
 pub mod device;
 pub mod format;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bench::machine::occupy;
 use bench::run::{Extent, Options, run, write};
-use bench::{client, device, hosts, server, table};
+use bench::{alone, client, device, hosts, server, table};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvstore::{ClientConfig, Memory, ServerConfig};
 use verbs_sys::find_device;
@@ -28,6 +28,8 @@ struct Cli {
 enum Command {
     /// Measure, print the tables, write report.json and throughput.svg.
     Run(Run),
+    /// Measure the software device alone, beside UCX; print a table, write device.json.
+    Device(Device),
     /// Measure the software device over TCP between two hosts, print a table, write hosts.json.
     Hosts(Hosts),
     /// The other host that `hosts` drives through standard input and output.
@@ -56,6 +58,45 @@ struct Run {
     /// one, else the software device.
     #[arg(long)]
     device: Option<String>,
+}
+
+#[derive(Args)]
+struct Device {
+    /// Where device.json goes; made if need be.
+    #[arg(long)]
+    out: PathBuf,
+    /// Fewer rounds and shorter measurements.
+    #[arg(long)]
+    quick: bool,
+    /// The program that measures the device: verbs-sys/examples/perf.
+    #[arg(long)]
+    perf: PathBuf,
+    /// UCX's program.
+    #[arg(long, hide = true, default_value = "ucx_perftest")]
+    ucx: PathBuf,
+    /// One round, as short as can be.
+    #[arg(long, hide = true)]
+    once: bool,
+}
+
+impl Device {
+    fn run(self) -> Result<()> {
+        let mut extent = alone::Extent::new(self.quick);
+        if self.once {
+            extent.rounds = 1;
+            extent.budget = Duration::from_millis(1);
+            extent.ucx_runs = 1;
+        }
+        let report = alone::run(&alone::Options {
+            perf: self.perf,
+            ucx: self.ucx,
+            extent,
+        })?;
+        alone::write(&report, &self.out)?;
+        println!("{}", table::device(&report));
+        println!("device.json is in {}", self.out.display());
+        Ok(())
+    }
 }
 
 #[derive(Args)]
@@ -190,6 +231,7 @@ impl Run {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(run) => run.run(),
+        Command::Device(device) => device.run(),
         Command::Hosts(hosts) => hosts.run(),
         Command::Remote(remote) => hosts::remote(&remote.device, remote.address),
         Command::Server(role) => server::serve(&role.server()),

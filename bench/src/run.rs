@@ -294,7 +294,8 @@ fn rows(device: &str, variants: &[Variant], cells: &[Cell]) -> Vec<Row> {
     rows
 }
 
-fn progress(steps: u64) -> ProgressBar {
+/// A bar of so many steps on standard error, hidden where that is no terminal.
+pub(crate) fn progress(steps: u64) -> ProgressBar {
     // Hidden by itself where standard error is no terminal.
     let bar = ProgressBar::new(steps);
     if std::env::var_os("CI").is_some() {

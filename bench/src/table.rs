@@ -6,7 +6,8 @@ use tabled::builder::Builder;
 use tabled::settings::object::{Columns, Rows};
 use tabled::settings::{Alignment, Modify, Style};
 
-use crate::format::{bytes, digits, short, times};
+use crate::alone::{self, Goal, Relation};
+use crate::format::{bytes, digits, short, time, times};
 use crate::hosts::Line;
 use crate::report::{Mode, Report, Row, Wait};
 
@@ -177,6 +178,75 @@ pub fn hosts(lines: &[Line]) -> String {
         ]);
     }
     finish(builder, 2)
+}
+
+/// The table of the device alone, and what its columns say.
+pub fn device(report: &alone::Report) -> String {
+    let with_unit = |value: Option<f64>, unit: &str| {
+        let value = value.unwrap_or(f64::NAN);
+        match unit {
+            "" => digits(value),
+            "ns" => time(value),
+            unit => format!("{} {unit}", digits(value)),
+        }
+    };
+    let mut builder = Builder::default();
+    builder.push_record([
+        "the device alone",
+        "soft0",
+        "compared with",
+        "that",
+        "",
+        "result",
+        "goal",
+        "",
+    ]);
+    for line in &report.lines {
+        let (relation, unit) = match line.relation {
+            Relation::Time => ("time", ""),
+            Relation::Speed => ("speed", ""),
+            Relation::Above => ("above", &*line.unit),
+            Relation::Absolute => ("", &*line.unit),
+        };
+        let goal = match line.goal {
+            Some(Goal::AtMost(most)) => format!("<= {most}"),
+            Some(Goal::AtLeast(least)) => format!(">= {least}"),
+            None => String::new(),
+        };
+        let other = match (&line.missing, &line.against) {
+            (Some(why), _) => why.clone(),
+            (None, Some(_)) => with_unit(line.other, &line.unit),
+            (None, None) => String::new(),
+        };
+        let met = match line.met {
+            Some(true) => "met",
+            Some(false) => "missed",
+            None => "",
+        };
+        builder.push_record([
+            line.what.clone(),
+            with_unit(line.ours, &line.unit),
+            line.against.clone().unwrap_or_default(),
+            other,
+            relation.to_owned(),
+            with_unit(line.value, unit),
+            goal,
+            met.to_owned(),
+        ]);
+    }
+    let mut table = builder.build();
+    table
+        .with(Style::sharp())
+        .with(Modify::new(Columns::one(1)).with(Alignment::right()))
+        .with(Modify::new(Columns::one(3)).with(Alignment::right()))
+        .with(Modify::new(Columns::one(5)).with(Alignment::right()))
+        .with(Modify::new(Rows::first()).with(Alignment::center()));
+    format!(
+        "{table}\n\
+         time: soft0 : that; speed: that : soft0, of times; above: soft0 - that. Medians over {} rounds, the results\n\
+         of each round's, so that they may differ from what two medians give. A goal missed on a busy machine is none.\n",
+        report.rounds
+    )
 }
 
 fn one_sided(report: &Report) -> String {

@@ -34,7 +34,7 @@ struct Cli {
 enum Command {
     /// Run the libraries' tests under AddressSanitizer (with the nightly toolchain)
     Asan(asan::Asan),
-    /// Build a release and measure put and get between two processes
+    /// Build a release and measure: put and get between two processes, or the software device
     Bench(bench::Bench),
     /// Run the verbs conformance suite on every kind of link, or write its record
     Conformance(conformance::Conformance),

@@ -13,6 +13,7 @@ mod many;
 mod messages;
 mod one_sided;
 mod peer;
+mod prepared;
 mod revocation;
 mod rounds;
 mod shared;
@@ -74,6 +75,8 @@ enum Test {
         #[arg(long, default_value_t = 64)]
         size: usize,
     },
+    /// 16 WRITEs of 64 B: a chain laid out once, beside one built for each post, and single posts
+    Prepared,
     /// Deregistration while so many queue pairs are connected
     Deregister {
         #[arg(long, default_value_t = 64)]
@@ -107,6 +110,7 @@ fn run(cli: &Cli) -> Result<Figures> {
         Test::PutLatency => one_sided::put_latency(budget),
         Test::Send { size } => messages::polling(*size, budget),
         Test::SendAsleep { size } => messages::asleep(*size, budget),
+        Test::Prepared => prepared::prepared(budget),
         Test::Deregister { qps } => revocation::deregister(*qps, budget),
         Test::Many { qps } => many::many(*qps, budget),
         Test::Peer(inherited) => peer::serve(inherited).map(|()| Figures::new()),
