@@ -9,6 +9,8 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::layout::QpInfo;
+
 /// Takes the lock, spinning. The holder is at most one copy away from letting go.
 #[inline]
 pub(super) fn lock(word: &AtomicU64) {
@@ -48,11 +50,17 @@ const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// lives and does not move (a debugger or SIGSTOP holds it), and when it goes on it will end what it
 /// was at.
 #[must_use]
+#[inline]
 pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) -> bool {
     let epoch = word.load(Ordering::SeqCst);
     if epoch & 1 == 0 {
         return true;
     }
+    await_change(word, epoch, dead)
+}
+
+#[cold]
+fn await_change(word: &AtomicU64, epoch: u64, dead: impl Fn() -> bool) -> bool {
     let mut spins = 0u32;
     let mut since = None;
     while word.load(Ordering::Acquire) == epoch {
@@ -67,6 +75,14 @@ pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) -> bool {
         }
     }
     true
+}
+
+/// Waits until what this process's own requester and responder of a queue pair are at has ended.
+pub(super) fn quiesce_own(qp: &QpInfo) {
+    for word in [&qp.sq_epoch.0, &qp.rq_epoch.0] {
+        // Our own threads are stopped only when we are.
+        while !quiesce(word, || false) {}
+    }
 }
 
 /// Spins politely: after a while the holder has surely lost its core, so give it ours.

@@ -11,6 +11,7 @@ mod cq;
 mod device;
 mod epoch;
 mod events;
+mod executing;
 mod fork;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

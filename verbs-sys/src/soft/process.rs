@@ -11,6 +11,7 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use rustix::time::{TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
+use super::executing::Executing;
 use super::index::IndexPool;
 use super::keys;
 use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
@@ -23,7 +24,7 @@ use super::mw::{Execution, Windows};
 use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
-use super::{epoch, fork, identity, service};
+use super::{fork, identity, service};
 use crate::ffi::ibv_qp_attr;
 
 /// How long after a request for it the upkeep thread looks at the queue pairs.
@@ -50,6 +51,7 @@ pub(super) struct Process {
     info: Mapping,
     mailbox: Mapping,
     qps: RwLock<HashMap<u32, Arc<Qp>>>,
+    pub executing: Executing,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
     /// Held while a peer is connected to, unlike `peers`, which never is.
     connecting: Mutex<()>,
@@ -160,6 +162,7 @@ impl Process {
             info,
             mailbox,
             qps: RwLock::default(),
+            executing: Executing::default(),
             peers: Mutex::default(),
             connecting: Mutex::default(),
             listener,
@@ -237,20 +240,12 @@ impl Process {
     /// # Errors
     /// `EBUSY` if a peer's process is stopped in the middle of one.
     pub(super) fn quiesce(&self) -> Result<(), Errno> {
-        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
-        for qp in qps.values() {
-            qp.quiesce_own();
-            qp.quiesce_peer()?;
-        }
-        Ok(())
+        self.executing.quiesce(self.info())
     }
 
     /// As [`quiesce`](Self::quiesce), for this process's own queue pairs only.
     pub(super) fn quiesce_own(&self) {
-        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
-        for qp in qps.values() {
-            qp.quiesce_own();
-        }
+        self.executing.quiesce_own(self.info());
     }
 
     /// Notes everything that is executing now and may use windows of this process, but for what
@@ -480,18 +475,6 @@ impl Process {
     pub(super) fn timer_fired(&self) {
         self.timer_ns.store(0, Ordering::Release);
     }
-}
-
-/// Waits for a peer's word, giving up when its process has ended.
-///
-/// # Errors
-/// `EBUSY` if its process is stopped.
-pub(super) fn quiesce_peer_word(word: &AtomicU64, peer: &Peer) -> Result<(), Errno> {
-    if epoch::quiesce(word, || peer.has_exited()) {
-        return Ok(());
-    }
-    tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
-    Err(Errno::BUSY)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

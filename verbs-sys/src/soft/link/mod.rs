@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use rustix::io::Errno;
+
+use super::epoch;
 use super::layout::{
     ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
     Readiness, Target,
@@ -159,6 +162,25 @@ impl Link {
     pub(super) fn info(&self) -> &QpInfo {
         // SAFETY: the mapping lives as long as `via`, and holds atomics.
         unsafe { self.info.as_ref() }
+    }
+
+    /// Waits until the peer's queue pair has left what it was in.
+    ///
+    /// # Errors
+    /// `EBUSY` if its process is stopped in the middle of it.
+    #[inline]
+    pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
+        let Via::Shm(peer) = &self.via else {
+            return Ok(());
+        };
+        let info = self.info();
+        for word in [&info.sq_epoch.0, &info.rq_epoch.0] {
+            if !epoch::quiesce(word, || peer.has_exited()) {
+                tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
+                return Err(Errno::BUSY);
+            }
+        }
+        Ok(())
     }
 
     #[inline]

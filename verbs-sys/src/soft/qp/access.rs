@@ -185,7 +185,7 @@ pub(super) fn in_order() {
 }
 
 /// Copies between this process and another through the kernel.
-fn cross(
+pub(super) fn cross(
     direction: Direction,
     pid: i32,
     mut addr: u64,

@@ -24,9 +24,9 @@ use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
 use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
-use super::link::{Link, Via};
+use super::link::Link;
 use super::mw::{Binder, Execution, Place};
-use super::process::{self, Process};
+use super::process::Process;
 use super::srq::Srq;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
@@ -190,6 +190,7 @@ impl Qp {
         if !same {
             qp.recv_cq.attach(&qp, false, true);
         }
+        process.executing.add(index as usize);
         process.add_qp(Arc::clone(&qp));
         Ok(qp)
     }
@@ -204,6 +205,7 @@ impl Qp {
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.process.remove_qp(self.qpn);
+        self.process.executing.remove(qpn_index(self.qpn));
         // Its number will name another queue pair. Nobody is in it any more since it was reset.
         self.process.windows.release_qp(&self.process, self.qpn);
         if let Some(srq) = &self.srq {
@@ -307,10 +309,7 @@ impl Qp {
 
     /// Waits until our own requester and responder have left what they were in.
     pub(super) fn quiesce_own(&self) {
-        for word in [&self.info().sq_epoch.0, &self.info().rq_epoch.0] {
-            // Our own threads are stopped only when we are.
-            while !epoch::quiesce(word, || false) {}
-        }
+        epoch::quiesce_own(self.info());
     }
 
     /// Waits until the peer connected to this queue pair has left what it was in.
@@ -318,14 +317,7 @@ impl Qp {
     /// # Errors
     /// `EBUSY` if its process is stopped in the middle of it.
     pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
-        let Some(link) = self.shared_link() else {
-            return Ok(());
-        };
-        if let Via::Shm(peer) = &link.via {
-            process::quiesce_peer_word(&link.info().sq_epoch.0, peer)?;
-            process::quiesce_peer_word(&link.info().rq_epoch.0, peer)?;
-        }
-        Ok(())
+        self.shared_link().map_or(Ok(()), |link| link.quiesce_peer())
     }
 
     /// This queue pair as the one that binds or invalidates a window, holding `held`.

@@ -16,7 +16,7 @@ use crate::ffi::{
     ibv_qp_init_attr, ibv_qp_state,
 };
 use crate::soft::epoch;
-use crate::soft::layout::Readiness;
+use crate::soft::layout::{Readiness, qpn_index};
 use crate::soft::link::Via;
 use crate::soft::link::ring::Ring;
 
@@ -143,7 +143,10 @@ impl Qp {
         *self
             .shared_link
             .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(link);
+            .unwrap_or_else(PoisonError::into_inner) = Some(std::sync::Arc::clone(&link));
+        // Before the peer may do anything.
+        let index = qpn_index(self.qpn);
+        self.process.executing.connect(index, Some(link));
         control.generation = control.generation.wrapping_add(1);
         self.state.store(IBV_QPS_RTR, Ordering::Release);
         self.publish(Readiness::Ready, &attr, control.generation);
@@ -175,6 +178,7 @@ impl Qp {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        self.process.executing.connect(qpn_index(self.qpn), None);
         if let Some(link) = link {
             // Whoever waits for our answer shall learn that there will be none.
             link.kick();

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::Qp;
-use super::super::access::{self, CHUNK, Place};
+use super::super::access::{self, CHUNK, Direction, Place};
 use super::success;
 use crate::copy;
 use crate::ffi::{
@@ -81,17 +81,22 @@ impl Qp {
             return None;
         }
         let (addr, rkey) = (remote.remote_addr, remote.rkey);
-        let Ok(Place::Here(there)) = access::resolve(link, target.pd(), rkey, addr, len, access)
-        else {
-            return None;
-        };
+        let place = access::resolve(link, target.pd(), rkey, addr, len, access).ok()?;
         let here = sge.addr as usize as *mut u8;
-        if wr.opcode == IBV_WR_RDMA_WRITE {
+        match (place, wr.opcode) {
             // SAFETY: both ranges were checked under the send lock, which their owners wait for.
-            unsafe { copy::copy_shared(there, here, len) };
-        } else {
+            (Place::Here(there), IBV_WR_RDMA_WRITE) => unsafe {
+                copy::copy_shared(there, here, len);
+            },
             // SAFETY: as above.
-            unsafe { copy::read_shared(here, there, len) };
+            (Place::Here(there), _) => unsafe { copy::read_shared(here, there, len) },
+            // What the kernel refuses is asked for again in the general way, which knows what to say.
+            (Place::There { pid, addr }, IBV_WR_RDMA_WRITE) => {
+                access::cross(Direction::ToPeer, pid, addr, here, len).ok()?;
+            }
+            (Place::There { pid, addr }, _) => {
+                access::cross(Direction::FromPeer, pid, addr, here, len).ok()?;
+            }
         }
         access::in_order();
         let signaled = self.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
