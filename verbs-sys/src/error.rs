@@ -309,6 +309,7 @@ unsafe impl<R> Send for RawPostError<R> {}
 unsafe impl<R> Sync for RawPostError<R> {}
 
 /// A C call's result: 0, a positive errno value, or -1 with `errno` set.
+#[inline]
 pub(crate) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),

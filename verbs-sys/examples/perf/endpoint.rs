@@ -162,7 +162,7 @@ impl Endpoint {
     }
 
     /// Posts `send` and forgets it.
-    #[inline]
+    #[inline(always)]
     pub fn post(&self, qp: usize, send: &mut PreparedSend) -> Result<()> {
         // SAFETY: its elements lie in this endpoint's region (or `element` gave them to nobody else),
         // which lives as long as the queue pairs, and whose bytes are used as words or by copies only.
@@ -185,7 +185,7 @@ impl Endpoint {
     }
 
     /// Polls until a completion is there.
-    #[inline]
+    #[inline(always)]
     pub fn complete(&self) -> Result<WcOpcode> {
         let mut found = [WorkCompletion::default()];
         while self.cq.poll(&mut found)? == 0 {

@@ -19,7 +19,7 @@ const WINDOW_IN_PD: u32 = 1 << 30;
 /// of its domain when it was bound.
 const WINDOW_OF_QP: u32 = 1 << 31;
 
-/// What a key names, read under an epoch.
+/// What a key shall name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub access: u32,
@@ -41,71 +41,83 @@ pub(super) fn window_of_qp(qpn: u32) -> u32 {
     WINDOW_OF_QP | qpn
 }
 
-/// A range looked up by key.
+/// A live key, whose fields do not change under the epoch that it was looked up in. They are read when they
+/// are asked for: most accesses want few of them.
+#[derive(Clone, Copy)]
+pub(super) struct Live<'a>(&'a KeyEntry);
+
+/// Looks up a key.
 ///
 /// The caller holds an epoch lock of a queue pair that the owner's revocation waits for.
-#[inline]
-pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Range> {
+#[inline(always)]
+pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Live<'_>> {
     let entry = keys.get((key >> 8) as usize)?;
-    if key == 0 || entry.live.load(Ordering::SeqCst) != key {
-        return None;
-    }
-    Some(Range {
-        access: entry.access.load(Ordering::Relaxed),
-        pd: entry.pd.load(Ordering::Relaxed),
-        arena: entry.arena.load(Ordering::Relaxed),
-        addr: entry.addr.load(Ordering::Relaxed),
-        len: entry.len.load(Ordering::Relaxed),
-        offset: entry.offset.load(Ordering::Relaxed),
-    })
+    let is_live = entry.live.load(Ordering::SeqCst) == key && key != 0;
+    is_live.then_some(Live(entry))
 }
 
-impl Range {
-    /// Checks an access of local work; `failed` is the status it ends with.
-    #[inline]
+impl Live<'_> {
+    /// The number of the arena that the range lies in, or 0.
+    #[inline(always)]
+    pub(super) fn arena(self) -> u32 {
+        self.0.arena.load(Ordering::Relaxed)
+    }
+
+    /// Where the range begins in its arena.
+    #[inline(always)]
+    pub(super) fn offset(self) -> u64 {
+        self.0.offset.load(Ordering::Relaxed)
+    }
+
+    /// Checks an access of local work; `failed` is the status it ends with. Gives the offset in the range.
+    #[inline(always)]
     pub(super) fn check(
-        &self,
+        self,
         pd: u32,
         addr: u64,
         len: usize,
         access: u32,
         failed: ibv_wc_status,
     ) -> Result<u64, ibv_wc_status> {
-        let offset = addr.wrapping_sub(self.addr);
-        if self.fits(offset, len) && self.pd == pd && self.access & access == access {
-            Ok(offset)
-        } else {
-            Err(failed)
-        }
+        let offset = self.grants(addr, len, access).ok_or(failed)?;
+        let is_ours = self.0.pd.load(Ordering::Relaxed) == pd;
+        is_ours.then_some(offset).ok_or(failed)
     }
 
     /// Checks an access that comes through the queue pair `qpn`, of the domain `pd`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn check_remote(
-        &self,
+        self,
         (pd, qpn): (u32, u32),
         addr: u64,
         len: usize,
         access: u32,
     ) -> Result<u64, ibv_wc_status> {
-        let offset = addr.wrapping_sub(self.addr);
-        let granted = self.fits(offset, len) && self.access & access == access;
-        if granted && (self.pd == pd || self.is_window_for(pd, qpn)) {
+        let offset = self
+            .grants(addr, len, access)
+            .ok_or(IBV_WC_REM_ACCESS_ERR)?;
+        let named = self.0.pd.load(Ordering::Relaxed);
+        if named == pd || is_window_for(named, pd, qpn) {
             Ok(offset)
         } else {
             Err(IBV_WC_REM_ACCESS_ERR)
         }
     }
 
-    #[inline]
-    fn fits(&self, offset: u64, len: usize) -> bool {
-        offset <= self.len && len as u64 <= self.len - offset
+    /// The offset of bytes that lie in the range, if the key gives these rights.
+    #[inline(always)]
+    fn grants(self, addr: u64, len: usize, access: u32) -> Option<u64> {
+        let offset = addr.wrapping_sub(self.0.addr.load(Ordering::Relaxed));
+        let size = self.0.len.load(Ordering::Relaxed);
+        let fits = offset <= size && len as u64 <= size - offset;
+        let granted = self.0.access.load(Ordering::Relaxed) & access == access;
+        (fits && granted).then_some(offset)
     }
+}
 
-    #[cold]
-    fn is_window_for(&self, pd: u32, qpn: u32) -> bool {
-        self.pd == window_in_pd(pd) || self.pd == window_of_qp(qpn)
-    }
+#[cold]
+fn is_window_for(named: u32, pd: u32, qpn: u32) -> bool {
+    named == window_in_pd(pd) || named == window_of_qp(qpn)
 }
 
 /// The owner's side of the table.

@@ -147,6 +147,9 @@ pub(crate) struct Mailbox {
     pub qps: [QpMailbox; MAX_QP],
 }
 
+/// The [`Target::connection`] of no target.
+pub(crate) const NO_CONNECTION: u64 = u64::MAX;
+
 /// Whether a responder takes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
@@ -166,6 +169,10 @@ pub(crate) enum Readiness {
 pub(crate) struct Target(pub u64);
 
 const GENERATION_BITS: u32 = 11;
+
+/// The bits that say whether a responder is in the connection of a requester: readiness, generation,
+/// destination queue pair.
+const CONNECTION: u64 = 3 | ((1 << GENERATION_BITS) - 1) << 5 | 0xff_ffff << 16;
 
 impl Target {
     pub(crate) fn new(
@@ -205,6 +212,13 @@ impl Target {
             _ => return false,
         };
         self.0 & bit != 0
+    }
+
+    /// What stays the same for as long as the responder is in the connection; never
+    /// [`NO_CONNECTION`].
+    #[inline]
+    pub(crate) fn connection(self) -> u64 {
+        self.0 & CONNECTION
     }
 
     pub(crate) fn generation(self) -> u32 {

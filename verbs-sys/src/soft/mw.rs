@@ -332,8 +332,9 @@ impl Wanted {
             access: self.access,
             addr: self.addr,
             len: self.len,
-            offset: region.offset.wrapping_add(offset),
-            ..region
+            offset: region.offset().wrapping_add(offset),
+            arena: region.arena(),
+            pd,
         })
     }
 }

@@ -9,14 +9,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
 use super::epoch;
 use super::layout::{
-    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, QpInfo, QpMailbox,
-    Readiness, Target,
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, NO_CONNECTION, QpInfo,
+    QpMailbox, Readiness, Target,
 };
 use super::process::Process;
 use peer::{Mapped, Peer};
@@ -54,8 +54,8 @@ pub(super) struct Link {
     pub recv_bell: Option<Bell>,
     /// Rings the queue that waits for our acknowledgements.
     pub send_bell: Option<Bell>,
-    /// The peer's connection that ours was made with; [`Link::UNKNOWN`] until it is ready.
-    pub generation: AtomicU32,
+    /// The [`Target::connection`] of the peer's that ours was made with; [`NO_CONNECTION`] until it is ready.
+    connection: AtomicU64,
     /// Which of the queue pairs that have had this place it leads to.
     incarnation: u32,
     /// How our requests reach the peer, where not by our own copies and its ring.
@@ -72,8 +72,6 @@ unsafe impl Send for Bell {}
 unsafe impl Sync for Bell {}
 
 impl Link {
-    pub(super) const UNKNOWN: u32 = u32::MAX;
-
     /// A link within this process.
     pub(super) fn local(process: &Arc<Process>, dest_qpn: u32) -> Self {
         let index = super::layout::qpn_index(dest_qpn);
@@ -84,7 +82,7 @@ impl Link {
             keys: NonNull::from(&process.info().keys),
             recv_bell: None,
             send_bell: None,
-            generation: AtomicU32::new(Self::UNKNOWN),
+            connection: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(process.info(), index),
             route: None,
             via: Via::Local,
@@ -108,7 +106,7 @@ impl Link {
             keys: NonNull::from(&peer.info().keys),
             recv_bell: bell(bells.recv),
             send_bell: bell(bells.send),
-            generation: AtomicU32::new(Self::UNKNOWN),
+            connection: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(peer.info(), index),
             route: None,
             via: Via::Shm(peer),
@@ -197,18 +195,27 @@ impl Link {
 
     /// What the peer's queue pair accepts, if it is ready for ours and still in the connection that
     /// we know.
-    #[inline]
-    pub(super) fn connected_target(&self, own_qpn: u32) -> Option<Target> {
-        self.target_in(own_qpn, self.generation.load(Ordering::Relaxed))
+    #[inline(always)]
+    pub(super) fn connected_target(&self) -> Option<Target> {
+        let target = self.target();
+        (target.connection() == self.connection.load(Ordering::Relaxed)).then_some(target)
     }
 
-    #[inline]
-    fn target_in(&self, own_qpn: u32, generation: u32) -> Option<Target> {
-        let target = Target(self.info().responder.0.target.load(Ordering::SeqCst));
-        let same = target.readiness() == Readiness::Ready
-            && target.dest_qpn() == own_qpn
-            && target.generation() == generation;
-        same.then_some(target)
+    /// What the peer's queue pair accepts, and from whom.
+    #[inline(always)]
+    pub(super) fn target(&self) -> Target {
+        Target(self.info().responder.0.target.load(Ordering::SeqCst))
+    }
+
+    /// The peer is ready for ours.
+    pub(super) fn know(&self, target: Target) {
+        self.connection
+            .store(target.connection(), Ordering::Relaxed);
+    }
+
+    /// Whether the peer ever was ready for ours.
+    pub(super) fn is_known(&self) -> bool {
+        self.connection.load(Ordering::Relaxed) != NO_CONNECTION
     }
 
     /// Whether the peer is still in the connection of this number, and it is with us: only then is
@@ -216,7 +223,11 @@ impl Link {
     /// it leaves a connection.
     #[inline]
     pub(super) fn takes_answers(&self, own_qpn: u32, generation: u32) -> bool {
-        !matches!(self.via, Via::Remote) && self.target_in(own_qpn, generation).is_some()
+        let target = self.target();
+        !matches!(self.via, Via::Remote)
+            && target.readiness() == Readiness::Ready
+            && target.dest_qpn() == own_qpn
+            && target.generation() == generation
     }
 
     /// Whether it still leads to the queue pair it was made for.

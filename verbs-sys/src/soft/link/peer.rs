@@ -200,7 +200,7 @@ impl Peer {
     /// Where a range of the peer's arena is mapped here, if it is.
     ///
     /// The caller holds an epoch lock of this process, which [`sweep`](Self::sweep) waits for.
-    #[inline]
+    #[inline(always)]
     pub(in crate::soft) fn mapped(&self, id: u32, offset: u64, len: usize) -> Option<*mut u8> {
         let place = &self.arenas[id as usize % MAX_ARENAS];
         // SAFETY: a mapping is freed only after every epoch that could have loaded it has ended.

@@ -79,11 +79,11 @@ pub(super) fn resolve(
         .map_err(Trouble::Status)?;
     match &link.via {
         Via::Local => Ok(Place::Here(addr as usize as *mut u8)),
-        Via::Shm(peer) if range.arena != 0 => {
-            let offset = range.offset.wrapping_add(offset);
-            peer.mapped(range.arena, offset, len)
+        Via::Shm(peer) if range.arena() != 0 => {
+            let (arena, offset) = (range.arena(), range.offset().wrapping_add(offset));
+            peer.mapped(arena, offset, len)
                 .map(Place::Here)
-                .ok_or(Trouble::Unmapped(range.arena))
+                .ok_or(Trouble::Unmapped(arena))
         }
         Via::Shm(peer) => match peer.pid.filter(|_| peer.cma) {
             Some(pid) => Ok(Place::There {

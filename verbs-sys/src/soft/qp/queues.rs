@@ -74,42 +74,47 @@ impl Slot {
         }
     }
 
-    /// The completion, if the request has one.
-    #[inline]
-    fn completion(&self, qp_num: u32, src_qp: u32) -> Option<ibv_wc> {
+    /// Writes the completion, if the request has one.
+    #[inline(always)]
+    fn complete(&self, wc: &mut ibv_wc, qp_num: u32, src_qp: u32) -> bool {
         let word = self.outcome.load(Ordering::Relaxed);
         if word & HAS_COMPLETION == 0 {
-            return None;
+            return false;
         }
-        let with_imm = word & HAS_IMM != 0;
-        let with_source = word & HAS_SOURCE != 0;
-        Some(ibv_wc {
+        *wc = ibv_wc {
             wr_id: self.wr_id.load(Ordering::Relaxed),
             status: (word & 0xff) as u32,
             opcode: (word >> 8 & 0xffff) as u32 & !INVALIDATED,
             vendor_err: 0,
             byte_len: (word >> 32) as u32,
-            imm_data: if with_imm {
-                self.imm.load(Ordering::Relaxed)
-            } else {
-                0
-            },
+            imm_data: 0,
             qp_num,
-            src_qp: if with_source {
-                self.source.load(Ordering::Relaxed)
-            } else {
-                src_qp
-            },
-            wc_flags: match (with_imm, (word >> 8) as u32 & INVALIDATED) {
-                (false, _) => 0,
-                (true, 0) => IBV_WC_WITH_IMM,
-                (true, _) => IBV_WC_WITH_INV,
-            } | if with_source { IBV_WC_GRH } else { 0 },
+            src_qp,
+            wc_flags: 0,
             pkey_index: 0,
             slid: 0,
             sl: 0,
             dlid_path_bits: 0,
-        })
+        };
+        if word & (HAS_IMM | HAS_SOURCE) != 0 {
+            self.complete_rarer(wc, word);
+        }
+        true
+    }
+
+    /// What few completions have.
+    fn complete_rarer(&self, wc: &mut ibv_wc, word: u64) {
+        if word & HAS_IMM != 0 {
+            wc.imm_data = self.imm.load(Ordering::Relaxed);
+            wc.wc_flags |= match (word >> 8) as u32 & INVALIDATED {
+                0 => IBV_WC_WITH_IMM,
+                _ => IBV_WC_WITH_INV,
+            };
+        }
+        if word & HAS_SOURCE != 0 {
+            wc.src_qp = self.source.load(Ordering::Relaxed);
+            wc.wc_flags |= IBV_WC_GRH;
+        }
     }
 }
 
@@ -246,6 +251,21 @@ impl SendQueue {
             .store(wr_id, Ordering::Relaxed);
     }
 
+    /// Writes a request that has ended at once; visible to the poller as one that [`finish`](Self::finish)
+    /// wrote.
+    #[inline(always)]
+    pub(super) fn finish_at_once(
+        &self,
+        position: u32,
+        wr_id: u64,
+        outcome: Outcome,
+        completion: bool,
+    ) {
+        let slot = self.slots.at(position);
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
+        slot.finish(outcome, completion);
+    }
+
     /// Writes how a request ended; visible to the poller once `done` passes it.
     #[inline]
     pub(super) fn finish(&self, position: u32, outcome: Outcome, completion: bool) {
@@ -263,19 +283,27 @@ impl SendQueue {
         false
     }
 
+    /// Whether the poll that has filled its array may leave it at that: seven of eight may.
+    #[inline(always)]
+    pub(super) fn may_poll_alone(&self) -> bool {
+        !self.scan.load(Ordering::Relaxed).is_multiple_of(8)
+    }
+
     /// Moves completions out. Called by one poller at a time.
-    #[inline]
+    #[inline(always)]
     pub(super) fn harvest(&self, wcs: &mut [ibv_wc], qp_num: u32) -> usize {
         let done = self.done.load(Ordering::Acquire);
         let mut scan = self.scan.load(Ordering::Relaxed);
         let mut filled = 0;
-        while scan != done && filled < wcs.len() {
-            if let Some(wc) = self.slots.at(scan).completion(qp_num, 0) {
-                wcs[filled] = wc;
-                filled += 1;
-                self.head.store(scan.wrapping_add(1), Ordering::Release);
-            }
+        while scan != done
+            && let Some(wc) = wcs.get_mut(filled)
+        {
+            let completes = self.slots.at(scan).complete(wc, qp_num, 0);
             scan = scan.wrapping_add(1);
+            if completes {
+                filled += 1;
+                self.head.store(scan, Ordering::Release);
+            }
         }
         self.scan.store(scan, Ordering::Relaxed);
         filled
@@ -446,11 +474,10 @@ impl RecvQueue {
         let done = self.done.load(Ordering::Acquire);
         let mut head = self.head.load(Ordering::Relaxed);
         let mut filled = 0;
-        while head != done && filled < wcs.len() {
-            if let Some(wc) = self.slots.at(head).completion(qp_num, src_qp) {
-                wcs[filled] = wc;
-                filled += 1;
-            }
+        while head != done
+            && let Some(wc) = wcs.get_mut(filled)
+        {
+            filled += usize::from(self.slots.at(head).complete(wc, qp_num, src_qp));
             head = head.wrapping_add(1);
         }
         if filled > 0 {

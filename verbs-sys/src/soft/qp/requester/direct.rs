@@ -43,20 +43,31 @@ impl Qp {
     /// As for `post_send`.
     #[inline(always)]
     pub(super) unsafe fn execute_straight(&self, wr: &ibv_send_wr) -> Option<bool> {
+        match wr.opcode {
+            // SAFETY: as for this function, and the opcode is the one that is meant.
+            IBV_WR_RDMA_WRITE => unsafe { self.execute_one::<true>(wr) },
+            // SAFETY: as above.
+            IBV_WR_RDMA_READ => unsafe { self.execute_one::<false>(wr) },
+            _ => None,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `post_send`; the request is a WRITE or a READ.
+    #[inline(always)]
+    unsafe fn execute_one<const WRITE: bool>(&self, wr: &ibv_send_wr) -> Option<bool> {
         let straight = wr.num_sge == 1
             && wr.send_flags & IBV_SEND_INLINE == 0
-            && matches!(wr.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ)
-            && self.cap.max_send_sge != 0;
-        if !straight {
-            return None;
-        }
+            && self.cap.max_send_sge != 0
+            && self.state() == IBV_QPS_RTS;
         let position = self.sq.tail.load(Ordering::Relaxed);
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
-        if !idle || self.sq.is_full(position) || self.state() != IBV_QPS_RTS {
+        if !straight || !idle || self.sq.is_full(position) {
             return None;
         }
         // SAFETY: one element is readable by the caller's promise.
-        let sge = unsafe { wr.sg_list.read() };
+        let sge = unsafe { &*wr.sg_list };
         let len = sge.length as usize;
         if len == 0 || len > CHUNK {
             return None;
@@ -65,45 +76,36 @@ impl Qp {
         let remote = unsafe { wr.wr.rdma };
         // SAFETY: the send lock is held.
         let link = unsafe { self.link() }?;
-        let target = link.connected_target(self.qpn)?;
-        let (access, local_access, opcode) = if wr.opcode == IBV_WR_RDMA_WRITE {
-            (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE)
+        let target = link.connected_target()?;
+        let (access, local_access, opcode, direction) = if WRITE {
+            let direction = Direction::ToPeer;
+            (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE, direction)
         } else {
-            (
-                IBV_ACCESS_REMOTE_READ,
-                IBV_ACCESS_LOCAL_WRITE,
-                IBV_WC_RDMA_READ,
-            )
+            let (access, local) = (IBV_ACCESS_REMOTE_READ, IBV_ACCESS_LOCAL_WRITE);
+            (access, local, IBV_WC_RDMA_READ, Direction::FromPeer)
         };
         let keys = &self.process.info().keys;
-        access::check_local(keys, self.pd, &sge, local_access).ok()?;
+        access::check_local(keys, self.pd, sge, local_access).ok()?;
         if !target.allows(access) {
             return None;
         }
         let (addr, rkey) = (remote.remote_addr, remote.rkey);
         let place = access::resolve(link, target.pd(), rkey, addr, len, access).ok()?;
         let here = sge.addr as usize as *mut u8;
-        match (place, wr.opcode) {
+        match place {
             // SAFETY: both ranges were checked under the send lock, which their owners wait for.
-            (Place::Here(there), IBV_WR_RDMA_WRITE) => unsafe {
-                copy::copy_shared(there, here, len);
-            },
+            Place::Here(there) if WRITE => unsafe { copy::copy_shared(there, here, len) },
             // SAFETY: as above.
-            (Place::Here(there), _) => unsafe { copy::read_shared(here, there, len) },
+            Place::Here(there) => unsafe { copy::read_shared(here, there, len) },
             // What the kernel refuses is asked for again in the general way, which knows what to say.
-            (Place::There { pid, addr }, IBV_WR_RDMA_WRITE) => {
-                access::cross(Direction::ToPeer, pid, addr, here, len).ok()?;
-            }
-            (Place::There { pid, addr }, _) => {
-                access::cross(Direction::FromPeer, pid, addr, here, len).ok()?;
-            }
+            Place::There { pid, addr } => access::cross(direction, pid, addr, here, len).ok()?,
         }
         access::in_order();
         let signaled = self.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
         let next = position.wrapping_add(1);
-        self.sq.start(position, wr.wr_id);
+        let outcome = success(opcode, sge.length);
         self.sq
-            .finish(position, success(opcode, sge.length), signaled);
+            .finish_at_once(position, wr.wr_id, outcome, signaled);
         self.sq.tail.store(next, Ordering::Relaxed);
         self.sq.exec.store(next, Ordering::Relaxed);
         self.sq.done.store(next, Ordering::Release);

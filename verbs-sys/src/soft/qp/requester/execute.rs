@@ -112,7 +112,7 @@ impl Qp {
     /// What the peer accepts now; otherwise whether to wait for it.
     #[inline]
     fn target(&self, link: &Link) -> Result<Target, Step> {
-        if let Some(target) = link.connected_target(self.qpn) {
+        if let Some(target) = link.connected_target() {
             return Ok(target);
         }
         self.first_target(link)
@@ -122,13 +122,11 @@ impl Qp {
     #[cold]
     fn first_target(&self, link: &Link) -> Result<Target, Step> {
         let responder = &link.info().responder.0;
-        let target = Target(responder.target.load(Ordering::SeqCst));
-        let known = link.generation.load(Ordering::Relaxed);
+        let target = link.target();
         let ready = target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn;
         let psn = responder.rq_psn.load(Ordering::Relaxed);
-        if ready && known == Link::UNKNOWN && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
-            link.generation
-                .store(target.generation(), Ordering::Relaxed);
+        if ready && !link.is_known() && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
+            link.know(target);
             self.requester.waiting_since.store(0, Ordering::Relaxed);
             if responder.awaits_first.load(Ordering::Relaxed) != 0 {
                 let notices = &link.mailbox().notices;
@@ -141,13 +139,13 @@ impl Qp {
             }
             return Ok(target);
         }
-        Err(self.not_ready(link, target, known))
+        Err(self.not_ready(link, target))
     }
 
     /// A peer that is not ready is asked again until the QP's time-out and retries are used up, as a
     /// requester whose packets nobody answers does; one that can never become ready fails at once.
-    fn not_ready(&self, link: &Link, target: Target, known: u32) -> Step {
-        let lost = known != Link::UNKNOWN || target.readiness() == Readiness::Gone;
+    fn not_ready(&self, link: &Link, target: Target) -> Step {
+        let lost = link.is_known() || target.readiness() == Readiness::Gone;
         if lost || link.is_dead() {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
         }
@@ -168,7 +166,7 @@ impl Qp {
         let link = unsafe { self.link() };
         match link {
             Some(link) if link.route.is_some() => self.stream_has_nobody(),
-            _ => link.is_none_or(|link| link.connected_target(self.qpn).is_none()),
+            _ => link.is_none_or(|link| link.connected_target().is_none()),
         }
     }
 

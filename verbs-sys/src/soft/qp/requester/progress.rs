@@ -210,7 +210,7 @@ impl Qp {
         if let Some(link) = unsafe { self.link() }.filter(|_| notice != 0) {
             // What it has executed of the peer's counts, whatever comes of the connection.
             self.acknowledge_at_the_end();
-            if link.connected_target(self.qpn).is_some() {
+            if link.connected_target().is_some() {
                 link.mailbox().notices.fetch_or(notice, Ordering::Release);
             }
             owed.local |= matches!(link.via, Via::Local);
@@ -316,8 +316,7 @@ impl Qp {
         if link.route.is_some() {
             return self.waits() && self.stream_is_lost();
         }
-        let known = link.generation.load(Ordering::Relaxed) != Link::UNKNOWN;
-        known && self.waits() && link.connected_target(self.qpn).is_none()
+        link.is_known() && self.waits() && link.connected_target().is_none()
     }
 
     /// Ends messages that a peer which is gone has not taken. Without acknowledgements they have
