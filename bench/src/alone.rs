@@ -31,6 +31,8 @@ const NO_UCX: &str = "not installed: apt package ucx-utils";
 /// What to measure with, and how long.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The file of this program, which starts UCX's.
+    pub program: PathBuf,
     /// The built `verbs-sys/examples/perf`.
     pub perf: PathBuf,
     /// `ucx_perftest`, by its path or a name in PATH.
@@ -173,7 +175,7 @@ fn tests(comparisons: &[Comparison]) -> Vec<Test> {
 pub fn run(options: &Options) -> Result<Report> {
     let extent = &options.extent;
     let processors = Processors::choose().context("two processors are needed")?;
-    let ucx = Ucx::find(&options.ucx, processors)?;
+    let ucx = Ucx::find(&options.ucx, &options.program, processors)?;
     let comparisons = comparisons::all();
     let tests = tests(&comparisons);
     let progress = crate::run::progress((extent.rounds * tests.len()) as u64);

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bench::machine::occupy;
 use bench::run::{Extent, Options, run, write};
-use bench::{alone, client, device, hosts, server, table};
+use bench::{alone, client, device, hosts, process, server, table};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvstore::{ClientConfig, Memory, ServerConfig};
 use verbs_sys::find_device;
@@ -41,6 +42,9 @@ enum Command {
     /// A client that `run` drives through standard input and output.
     #[command(hide = true)]
     Client(Role),
+    /// Another program, which does not outlive who starts this.
+    #[command(hide = true)]
+    Follow(Follow),
     /// Memory that `run` reads and writes with the device alone.
     #[command(hide = true)]
     Target(Place),
@@ -88,6 +92,7 @@ impl Device {
             extent.ucx_runs = 1;
         }
         let report = alone::run(&alone::Options {
+            program: env::current_exe().context("cannot find this program's own file")?,
             perf: self.perf,
             ucx: self.ucx,
             extent,
@@ -97,6 +102,13 @@ impl Device {
         println!("device.json is in {}", self.out.display());
         Ok(())
     }
+}
+
+#[derive(Args)]
+struct Follow {
+    program: PathBuf,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 #[derive(Args)]
@@ -232,6 +244,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(run) => run.run(),
         Command::Device(device) => device.run(),
+        Command::Follow(other) => process::follow(&other.program, &other.arguments),
         Command::Hosts(hosts) => hosts.run(),
         Command::Remote(remote) => hosts::remote(&remote.device, remote.address),
         Command::Server(role) => server::serve(&role.server()),

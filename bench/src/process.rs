@@ -3,7 +3,9 @@
 //!
 //! A worker answers each line with one line and ends when its input does.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -170,6 +172,19 @@ pub fn answer<C: DeserializeOwned, A: Serialize>(
         output.flush()?;
     }
     Ok(())
+}
+
+/// Becomes `program`, which is then killed when whoever started this process ends. For programs that
+/// are not ours and would wait for ever.
+///
+/// # Errors
+/// It cannot be started; there is no return otherwise.
+pub fn follow(program: &Path, arguments: &[OsString]) -> Result<()> {
+    // Kept through execve(2).
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("cannot follow the driver's death")?;
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
 #[cfg(test)]
