@@ -38,7 +38,7 @@ enum LegName {
     Shm,
     /// soft0 between two processes, memory from the heap: process_vm_readv(2) and writev
     Cma,
-    /// soft0 between two processes that may not reach each other's memory: its owner copies
+    /// soft0 between two processes that may not reach each other's heap: its owner copies that
     OwnerCopies,
     /// soft0 in strict mode: the owner copies and checks, whatever the memory
     Strict,
@@ -71,8 +71,8 @@ impl LegName {
             ],
             Self::LocalHeap => &["::one_process_heap_memory"],
             Self::Shm => &["::two_processes_device_memory"],
-            Self::Cma | Self::OwnerCopies => &["::two_processes_heap_memory"],
-            Self::Strict | Self::Tcp => &["::two_processes_"],
+            Self::Cma => &["::two_processes_heap_memory"],
+            Self::OwnerCopies | Self::Strict | Self::Tcp => &["::two_processes_"],
             Self::Rxe0 => &[],
         }
     }

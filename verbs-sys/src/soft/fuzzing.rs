@@ -253,6 +253,7 @@ fn mpa_frames() -> Vec<Vec<u8>> {
         psn: 3,
         generation: 4,
         patience_ms: 1000,
+        executed: 0,
         ird: 16,
         ord: 16,
         rnr_retry: 7,

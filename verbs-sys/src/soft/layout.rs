@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm5");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm6");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -89,6 +89,9 @@ pub(crate) struct Responder {
     pub awaits_first: AtomicU32,
     /// Counts the queue pairs that have had this place.
     pub incarnation: AtomicU32,
+    /// Nonzero if it can fetch a message from any memory of its peer; otherwise only from what it can
+    /// map.
+    pub fetches: AtomicU32,
 }
 
 /// What peers write to a queue pair.
@@ -116,6 +119,8 @@ pub(crate) const NOTICE_FIRST: u32 = 1;
 pub(crate) const NOTICE_ACCESS: u32 = 2;
 /// The same for a request that this queue pair does not take at all.
 pub(crate) const NOTICE_INVALID: u32 = 4;
+/// The peer's requests will come through a socket from now on: there must be a thread for that.
+pub(crate) const NOTICE_STREAM: u32 = 8;
 
 /// What peers write to a completion queue.
 #[repr(C, align(128))]

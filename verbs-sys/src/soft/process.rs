@@ -17,7 +17,6 @@ use super::keys;
 use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
 use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
-use super::link::stream::Route;
 use super::link::{Link, signal};
 use super::memory::Arenas;
 use super::mw::{Execution, Windows};
@@ -306,7 +305,8 @@ impl Process {
         self.listen.get().is_some()
     }
 
-    /// The way to the thread of streams, which is started if it does not run.
+    /// The way to the thread of streams, which is started if it does not run; peers of this host can
+    /// connect then.
     pub(super) fn streams(self: &Arc<Self>) -> Result<&service::Streams, Errno> {
         let mut streaming = lock(&self.streaming);
         if streaming.is_none() {
@@ -348,9 +348,9 @@ impl Process {
             return Link::local(self, dest_qpn);
         }
         let connected = self.neighbour(dest_qpn).and_then(|mut link| {
-            if self.is_strict() || link.is_by_owner() {
+            if self.is_strict() || link.peer_is_strict() {
                 self.streams()?;
-                link.route = Some(Route::Host(slot));
+                link.by_owner = true;
             }
             Ok(link)
         });

@@ -207,7 +207,7 @@ scripts! {
         let count = if ends.is_software() { 1_000 } else { 100 };
         for one_cq in [false, true] {
             let link = ends.link_with(QpSetup::default(), QpSetup { one_cq, ..QpSetup::default() });
-            let Ends { a, b } = ends;
+            let Ends { a, b, .. } = ends;
             thread::scope(|scope| {
                 let sleeper = scope.spawn(move || {
                     let () = b.call(Command::ReceiveAsleep { qp: link.b.id, count });

@@ -82,6 +82,7 @@ impl Bed {
             source_qpn: lied.liar,
             dest_qpn: lied.made.qp_num(),
             psn: PSN,
+            executed: 0,
         };
         let dial = || TcpStream::connect(to).expect("the port is closed");
         let mut stream = network::within(&self.there, dial);

@@ -58,8 +58,11 @@ pub(super) struct Link {
     connection: AtomicU64,
     /// Which of the queue pairs that have had this place it leads to.
     incarnation: u32,
-    /// How our requests reach the peer, where not by our own copies and its ring.
+    /// Where a connection for our requests goes, if there is to be one.
     pub route: Option<Route>,
+    /// The owner of the memory at the other end executes every request in it: they go through such a
+    /// connection from the first on.
+    pub by_owner: bool,
 }
 
 // SAFETY: the pointers lead into mappings that `via` keeps alive; behind them are atomics only.
@@ -85,6 +88,7 @@ impl Link {
             connection: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(process.info(), index),
             route: None,
+            by_owner: false,
             via: Via::Local,
         }
     }
@@ -108,7 +112,8 @@ impl Link {
             send_bell: bell(bells.send),
             connection: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(peer.info(), index),
-            route: None,
+            route: Some(Route::Host(peer.slot)),
+            by_owner: false,
             via: Via::Shm(peer),
         }
     }
@@ -133,16 +138,25 @@ impl Link {
         Self {
             via: Via::Remote,
             route: Some(Route::Tcp { from, to }),
+            by_owner: true,
             ..Self::nobody(process, own_qpn, dest_qpn)
         }
     }
 
-    /// Whether the owner of the memory at the other end must run every copy in it: it wants so, or we
-    /// may not reach it.
-    pub(super) fn is_by_owner(&self) -> bool {
+    /// Whether the process at the other end runs every copy in its memory itself.
+    pub(super) fn peer_is_strict(&self) -> bool {
         match &self.via {
-            Via::Shm(peer) => !peer.cma || peer.info().header.strict.load(Ordering::Relaxed) != 0,
+            Via::Shm(peer) => peer.info().header.strict.load(Ordering::Relaxed) != 0,
             _ => false,
+        }
+    }
+
+    /// Whether we can fetch a message from any memory of the peer.
+    pub(super) fn can_fetch(&self) -> bool {
+        match &self.via {
+            Via::Local => true,
+            Via::Shm(peer) => peer.cma,
+            Via::Remote | Via::Nobody => false,
         }
     }
 

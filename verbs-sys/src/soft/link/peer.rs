@@ -63,7 +63,8 @@ pub(in crate::soft) struct Peer {
     info: Mapping,
     mailbox: Mapping,
     kick: OwnedFd,
-    /// Whether `process_vm_readv` and `process_vm_writev` reach the peer.
+    /// Whether `process_vm_readv` and `process_vm_writev` reach the peer. It may be otherwise for the
+    /// peer and us.
     pub cma: bool,
     /// Mapped arenas, each at its number modulo the size of the owner's own table: two that live at
     /// once never share a place.

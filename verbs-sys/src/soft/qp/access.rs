@@ -31,6 +31,8 @@ pub(super) enum Trouble {
     Status(ibv_wc_status),
     /// The range lies in an arena that is not mapped yet; map it and try again.
     Unmapped(u32),
+    /// The range is its owner's alone to reach.
+    OutOfReach,
 }
 
 /// The way bytes go, seen from the side that copies.
@@ -90,7 +92,7 @@ pub(super) fn resolve(
                 pid: pid.as_raw_nonzero().get(),
                 addr,
             }),
-            None => Err(Trouble::Status(IBV_WC_REM_OP_ERR)),
+            None => Err(Trouble::OutOfReach),
         },
         Via::Remote | Via::Nobody => Err(Trouble::Status(IBV_WC_RETRY_EXC_ERR)),
     }

@@ -79,7 +79,10 @@ impl Qp {
                 };
                 self.publish(ready, &attr, control.generation);
                 if (current, next) == (IBV_QPS_RTR, IBV_QPS_RTS) {
-                    self.dial(&attr, control.generation);
+                    self.streams.adopt(&attr);
+                    if let Some(link) = self.shared_link().filter(|link| link.by_owner) {
+                        self.dial(&link);
+                    }
                 }
                 let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0;
                 if notify && next == IBV_QPS_SQD {
@@ -134,9 +137,11 @@ impl Qp {
             self.requester.adopt(&attr);
             self.responder.adopt(&attr);
             self.responder.src_qp.store(dest, Ordering::Relaxed);
-            self.streams.activate(link.route.is_some());
+            self.streams.activate(link.by_owner);
             let is_local = matches!(link.via, Via::Local);
             self.is_local.store(is_local, Ordering::Relaxed);
+            let fetches = &self.info().responder.0.fetches;
+            fetches.store(link.can_fetch().into(), Ordering::Relaxed);
             // SAFETY: `exclusively` holds both locks.
             unsafe { *self.link.get() = Some(std::sync::Arc::clone(&link)) };
         });

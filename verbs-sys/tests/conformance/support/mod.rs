@@ -82,6 +82,7 @@ pub(crate) use scripts;
 pub struct Ends {
     pub a: End,
     pub b: End,
+    memory: MemoryKind,
 }
 
 impl Ends {
@@ -93,6 +94,7 @@ impl Ends {
         Self {
             a: End::Here(Box::new(Side::open(memory))),
             b,
+            memory,
         }
     }
 
@@ -106,7 +108,8 @@ impl Ends {
     pub fn answers_come_later(&self) -> bool {
         let other_host = std::env::var_os(process::NETWORK).is_some();
         let options = verbs_sys::soft::Options::from_env();
-        matches!(self.b, End::There(_)) && (other_host || options.strict || !options.cma)
+        let of_owner = !options.cma && self.memory == MemoryKind::Heap;
+        matches!(self.b, End::There(_)) && (other_host || options.strict || of_owner)
     }
 
     /// Whether the rest of a test is left out, being about the software device, or what others do

@@ -26,8 +26,8 @@ const REJECTED: u16 = 0x2000;
 /// READs either way.
 const DEPTHS: [u8; 4] = [0, 16, 0, 16];
 /// What is private to the device, and its version.
-const OWN: &[u8; 6] = b"vbsS\0\x01";
-const REQUEST_LEN: usize = 20 + 4 + 6 + 22;
+const OWN: &[u8; 6] = b"vbsS\0\x02";
+const REQUEST_LEN: usize = 20 + 4 + 6 + 26;
 const REPLY_LEN: usize = 20 + 4 + 6 + 10;
 /// Longer than the device needs to say or end anything.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -158,6 +158,8 @@ pub struct Hello {
     pub source_qpn: u32,
     pub dest_qpn: u32,
     pub psn: u32,
+    /// Messages that were executed another way before.
+    pub executed: u32,
 }
 
 fn greeting(key: &[u8; 16], flags: u16, own: &[u8]) -> Vec<u8> {
@@ -181,6 +183,7 @@ pub fn greet(stream: &mut TcpStream, hello: Hello) -> bool {
         &hello.psn.to_be_bytes(),
         &1u32.to_be_bytes(),
         &1000u32.to_be_bytes(),
+        &hello.executed.to_be_bytes(),
     ]);
     stream
         .set_read_timeout(Some(PATIENCE))
@@ -206,6 +209,7 @@ pub fn answer(stream: &mut TcpStream, refuse: Option<u16>) -> Hello {
         source_qpn: word(32),
         dest_qpn: word(36),
         psn: word(40),
+        executed: word(52),
     };
     let rejected = if refuse.is_some() { REJECTED } else { 0 };
     let result = refuse.unwrap_or(0);

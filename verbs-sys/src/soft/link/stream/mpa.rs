@@ -28,7 +28,7 @@ const REPLY: Kind = Kind {
 };
 const MAGIC: [u8; 4] = *b"vbsS";
 /// Bumped with every change of the private data, or of the messages that are ours alone.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const REVISION: u16 = 2;
 
 const MARKERS: u16 = 0x8000;
@@ -56,6 +56,8 @@ pub(in crate::soft) struct Hello {
     pub generation: u32,
     /// How long the sender is going to try, in milliseconds.
     pub patience_ms: u32,
+    /// Messages that the sender has had executed another way, before it came here.
+    pub executed: u32,
     /// READs and atomics that the sender serves at once; more than [`MAX_DEPTH`] are told as that.
     pub ird: u16,
     /// READs and atomics that the sender will have under way.
@@ -91,7 +93,7 @@ pub(in crate::soft) struct Answer {
 }
 
 impl Hello {
-    const PRIVATE: usize = DEPTHS + OWN + 22;
+    const PRIVATE: usize = DEPTHS + OWN + 26;
     pub(in crate::soft) const LEN: usize = HEADER + Self::PRIVATE;
 
     pub(in crate::soft) fn encode(&self) -> [u8; Self::LEN] {
@@ -102,6 +104,7 @@ impl Hello {
             .u32(self.psn)
             .u32(self.generation)
             .u32(self.patience_ms)
+            .u32(self.executed)
             .done()
     }
 
@@ -121,6 +124,7 @@ impl Hello {
             psn: of_24_bits("PSN", fields.u32())?,
             generation: fields.u32(),
             patience_ms: fields.u32(),
+            executed: fields.u32(),
             ird: frame.ird,
             ord: frame.ord,
             rnr_retry,
@@ -330,14 +334,14 @@ mod tests {
     fn hellos() -> impl Strategy<Value = Hello> {
         (
             [0..=MAX_24, 0..=MAX_24, 0..=MAX_24],
-            any::<[u32; 2]>(),
+            any::<[u32; 3]>(),
             [0..=MAX_DEPTH, 0..=MAX_DEPTH],
             (0u8..8, any::<bool>()),
         )
             .prop_map(
                 |(
                     [source_qpn, dest_qpn, psn],
-                    [generation, patience_ms],
+                    [generation, patience_ms, executed],
                     [ird, ord],
                     (rnr_retry, crc),
                 )| Hello {
@@ -346,6 +350,7 @@ mod tests {
                     psn,
                     generation,
                     patience_ms,
+                    executed,
                     ird,
                     ord,
                     rnr_retry,
@@ -438,6 +443,7 @@ mod tests {
         psn: 0x0007_0809,
         generation: 0x1011_1213,
         patience_ms: 0x1415_1617,
+        executed: 0x1819_1a1b,
         ird: 16,
         ord: 0x0102,
         rnr_retry: 5,
@@ -454,16 +460,16 @@ mod tests {
     #[test]
     fn frames_look_as_the_standards_draw_them() {
         let mut wanted = b"MPA ID Req Frame".to_vec();
-        wanted.extend([0x50, 2, 0, 32, 0, 16, 1, 2]);
+        wanted.extend([0x50, 2, 0, 36, 0, 16, 1, 2]);
         wanted.extend(b"vbsS");
-        wanted.extend([0, 1, 0, 5, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
-        wanted.extend(0x10..=0x17);
+        wanted.extend([0, 2, 0, 5, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
+        wanted.extend(0x10..=0x1b);
         assert_eq!(HELLO.encode()[..], wanted[..]);
 
         let mut wanted = b"MPA ID Rep Frame".to_vec();
         wanted.extend([0x10, 2, 0, 20, 0, 1, 0, 2]);
         wanted.extend(b"vbsS");
-        wanted.extend([0, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
+        wanted.extend([0, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(ANSWER.encode()[..], wanted[..]);
         let refused = Answer {
             result: Outcome::Refused(13),
@@ -516,11 +522,11 @@ mod tests {
             FrameError::Version {
                 protocol: "private data",
                 found: 9,
-                expected: 1
+                expected: 2
             }
         );
-        for len in [0, 9, 31] {
-            assert_eq!(with(19, len), wrong_length(len.into(), 32));
+        for len in [0, 9, 35] {
+            assert_eq!(with(19, len), wrong_length(len.into(), 36));
         }
     }
 

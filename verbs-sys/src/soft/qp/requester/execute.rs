@@ -12,7 +12,7 @@ use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE, IBV_SEND_INLINE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
     IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge, ibv_wc_status,
 };
@@ -37,7 +37,7 @@ impl Qp {
         let Some(link) = (unsafe { self.link() }) else {
             return Step::Failed(IBV_WC_RETRY_EXC_ERR);
         };
-        if link.route.is_some() {
+        if self.streams.is_active() {
             return self.execute_by_owner(position, request);
         }
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
@@ -71,7 +71,7 @@ impl Qp {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 self.atomic(link, target, (request, bell), len)
             }
-            _ => self.message(link, request, len as usize, bell),
+            _ => self.message(link, (request, idle), len as usize, bell),
         };
         if let Step::Sent(_) = done {
             bell.local = matches!(link.via, Via::Local);
@@ -165,7 +165,7 @@ impl Qp {
         // SAFETY: the send lock is held.
         let link = unsafe { self.link() };
         match link {
-            Some(link) if link.route.is_some() => self.stream_has_nobody(),
+            Some(_) if self.streams.is_active() => self.stream_has_nobody(),
             _ => link.is_none_or(|link| link.connected_target().is_none()),
         }
     }
@@ -262,7 +262,7 @@ impl Qp {
                 Step::Done(success(opcode, 8))
             }
             // Memory that cannot be mapped: its owner runs the operation.
-            Ok(Place::There { .. }) | Err(Trouble::Status(IBV_WC_REM_OP_ERR)) => {
+            Ok(Place::There { .. }) | Err(Trouble::OutOfReach) => {
                 let kind = if swaps {
                     Kind::CompareSwap
                 } else {
@@ -299,6 +299,7 @@ impl Qp {
                 Step::Failed(IBV_WC_RETRY_EXC_ERR)
             }
             Trouble::Unmapped(arena) => Step::Map(arena),
+            Trouble::OutOfReach => Step::GoOver,
             Trouble::Status(status) => Step::Failed(status),
         }
     }

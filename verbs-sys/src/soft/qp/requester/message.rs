@@ -7,17 +7,20 @@ use super::{Bell, Request, Step, success, total};
 use crate::ffi::{
     IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
     IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
+    ibv_sge,
 };
+use crate::soft::keys;
 use crate::soft::layout::Target;
-use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
+use crate::soft::link::{Link, Via};
 
 impl Qp {
-    /// SEND and RDMA WRITE with immediate: a record in the peer's ring.
+    /// SEND and RDMA WRITE with immediate: a record in the peer's ring. `idle`: everything before has
+    /// ended.
     pub(super) fn message(
         &self,
         link: &Link,
-        request: &Request<'_>,
+        (request, idle): (&Request<'_>, bool),
         len: usize,
         bell: &mut Bell,
     ) -> Step {
@@ -37,6 +40,9 @@ impl Qp {
                 }
             });
         }
+        if !self.can_be_fetched(link, request) {
+            return if idle { Step::GoOver } else { Step::Wait };
+        }
         let payload = size_of_val(request.sges);
         self.send_record(
             link,
@@ -49,6 +55,20 @@ impl Qp {
                 unsafe { ring.write(at, 0, request.sges.as_ptr().cast(), payload) };
             },
         )
+    }
+
+    /// Whether the peer can fetch the bytes of a message from where they are. The send lock is held, and
+    /// the elements are checked.
+    fn can_be_fetched(&self, link: &Link, request: &Request<'_>) -> bool {
+        let fetches = &link.info().responder.0.fetches;
+        if matches!(link.via, Via::Local) || fetches.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        let keys = &self.process.info().keys;
+        let can_be_mapped =
+            |sge: &ibv_sge| keys::lookup(keys, sge.lkey).is_some_and(|range| range.arena() != 0);
+        let mut elements = request.sges.iter().filter(|sge| sge.length > 0);
+        elements.all(can_be_mapped)
     }
 
     pub(super) fn send_record(

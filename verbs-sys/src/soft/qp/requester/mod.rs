@@ -75,6 +75,15 @@ impl State {
         self.stalled.swap(mark, Ordering::Relaxed) == mark
     }
 
+    /// The PSN of the first request.
+    pub(in crate::soft::qp) fn sq_psn(&self) -> u32 {
+        self.sq_psn.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::soft::qp) fn rnr_retry(&self) -> u8 {
+        self.rnr_retry.load(Ordering::Relaxed) as u8
+    }
+
     /// Takes over what the attributes say about sending.
     pub(super) fn adopt(&self, attr: &ibv_qp_attr) {
         self.sq_psn
@@ -138,6 +147,8 @@ pub(in crate::soft::qp) enum Step {
     Failed(ibv_wc_status),
     /// The arena must be mapped first, without the lock.
     Map(u32),
+    /// Not this way: its owner must reach the memory. Everything before has ended.
+    GoOver,
 }
 
 /// What is owed once the send lock is released.
@@ -149,12 +160,14 @@ struct Owed {
     completed: bool,
     failed: bool,
     map: Option<u32>,
+    /// A connection for our requests must be made.
+    dial: bool,
 }
 
 impl Owed {
     #[inline]
     fn is_due(&self) -> bool {
-        self.local || self.failed || self.map.is_some()
+        self.local || self.failed || self.map.is_some() || self.dial
     }
 }
 

@@ -260,6 +260,11 @@ impl Qp {
                 owed.map = Some(arena);
                 return false;
             }
+            Step::GoOver => {
+                self.go_over();
+                owed.dial = true;
+                return false;
+            }
             Step::Failed(status) => {
                 // Requests before this one end first.
                 if self.sq.done.load(Ordering::Relaxed) != position {

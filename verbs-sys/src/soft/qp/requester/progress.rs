@@ -66,6 +66,11 @@ impl Qp {
     /// Messages that the peer says it has executed, and units of its ring that it has consumed.
     #[inline]
     fn acknowledged(&self) -> (u32, u32) {
+        if self.streams.is_active() {
+            // A count that comes another way may be ahead of the data that answers bring.
+            let consumed = self.requester.consumed.load(Ordering::Relaxed);
+            return (self.streams.acknowledged(), consumed);
+        }
         let heard = self.requester.heard.load(Ordering::Acquire);
         let ack = self.mailbox().ack.load(Ordering::Acquire);
         let (executed, consumed) = (ack as u32, (ack >> 32) as u32);
@@ -292,6 +297,9 @@ impl Qp {
             {
                 peer.progress_recv(true);
             }
+            if owed.dial && self.stream_is_awaited() {
+                self.dial(&link);
+            }
             if let Some(arena) = owed.map {
                 match link.map_arena(&self.process, arena) {
                     Some(Mapped::Done) => {}
@@ -302,7 +310,7 @@ impl Qp {
                     None => self.requester.unmappable.store(arena, Ordering::Relaxed),
                 }
             }
-            let again = owed.map.is_some() || self.send_can_progress();
+            let again = owed.map.is_some() || (!owed.dial && self.send_can_progress());
             owed = if again {
                 self.advance_sends()
             } else {
@@ -313,10 +321,15 @@ impl Qp {
 
     /// Whether the peer's queue pair can no longer answer what is in flight.
     pub(in crate::soft::qp) fn peer_is_gone(&self, link: &Link) -> bool {
-        if link.route.is_some() {
-            return self.waits() && self.stream_is_lost();
+        if !self.waits() {
+            return false;
         }
-        link.is_known() && self.waits() && link.connected_target().is_none()
+        let has_left = || link.is_known() && link.connected_target().is_none();
+        if self.streams.is_active() {
+            // Once there is a connection, what it has answered before it left comes first.
+            return self.stream_is_lost() || (self.stream_is_awaited() && has_left());
+        }
+        has_left()
     }
 
     /// Ends messages that a peer which is gone has not taken. Without acknowledgements they have

@@ -16,7 +16,9 @@ use crate::ffi::{
     ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID};
+use crate::soft::layout::{
+    NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID, NOTICE_STREAM,
+};
 use crate::soft::link::Link;
 use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::{self, Kind, Ring, UNITS};
@@ -53,6 +55,8 @@ pub(super) struct State {
     is_listed: AtomicBool,
     /// Nonzero once the last receive from the shared queue was told of.
     last_told: Guarded32,
+    /// Nonzero once the peer's beginning was told of.
+    established: Guarded32,
     /// Nanoseconds between two attempts of a sender that found no receive.
     rnr_timer_ns: Guarded64,
 }
@@ -68,6 +72,7 @@ impl State {
             &self.unmappable,
             &self.closed,
             &self.last_told,
+            &self.established,
         ] {
             word.store(0, Ordering::Relaxed);
         }
@@ -78,6 +83,11 @@ impl State {
     pub(super) fn adopt(&self, attr: &ibv_qp_attr) {
         let timer = state::rnr_timer(attr.min_rnr_timer).as_nanos() as u64;
         self.rnr_timer_ns.store(timer, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more is taken of the peer.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) != 0
     }
 
     /// Whether a message waits for a receive.
@@ -156,8 +166,7 @@ impl Qp {
         }
         let at = self.responder.ring_at.load(Ordering::Relaxed);
         let mailbox = self.mailbox();
-        let closed = || self.responder.closed.load(Ordering::Relaxed) != 0;
-        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !closed()) {
+        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !self.responder.is_closed()) {
             return true;
         }
         if mailbox.notices.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
@@ -245,7 +254,7 @@ impl Qp {
         let mut refused = None;
         let mut map = None;
         let mut taken = 0;
-        while taken < BURST && self.responder.closed.load(Ordering::Relaxed) == 0 {
+        while taken < BURST && !self.responder.is_closed() {
             let at = self.responder.ring_at.load(Ordering::Relaxed);
             if !ring.has(at) {
                 break;
@@ -353,8 +362,13 @@ impl Qp {
     #[cold]
     fn take_notices(&self) {
         let notices = self.mailbox().notices.swap(0, Ordering::Acquire);
-        if notices & NOTICE_FIRST != 0 && self.state() == IBV_QPS_RTR {
-            self.raise(IBV_EVENT_COMM_EST);
+        if notices & NOTICE_FIRST != 0 {
+            self.tell_established();
+        }
+        if notices & NOTICE_STREAM != 0
+            && let Err(error) = self.process.streams()
+        {
+            tracing::error!(qpn = self.qpn, %error, "no thread for sockets can be started");
         }
         if notices & (NOTICE_ACCESS | NOTICE_INVALID) != 0 {
             tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");
@@ -364,6 +378,14 @@ impl Qp {
             } else {
                 IBV_EVENT_QP_REQ_ERR
             });
+        }
+    }
+
+    /// The peer has begun to send. The receive lock is held.
+    pub(super) fn tell_established(&self) {
+        let established = &self.responder.established;
+        if self.state() == IBV_QPS_RTR && established.swap(1, Ordering::Relaxed) == 0 {
+            self.raise(IBV_EVENT_COMM_EST);
         }
     }
 

@@ -22,6 +22,14 @@ use crate::soft::link::ring::{self, Kind, Record, Ring};
 use crate::soft::mw::{Progress, Refused};
 use crate::soft::srq::Srq;
 
+/// Why a message is not in its place.
+enum Unplaced {
+    /// What its receive ends with.
+    Status(ibv_wc_status),
+    /// An arena of the requester must be mapped first.
+    Unmapped(u32),
+}
+
 impl Qp {
     pub(super) fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
         let needed = match record.kind {
@@ -97,8 +105,8 @@ impl Qp {
                 self.rq.complete(position, received(record.len, imm));
                 Step::Done
             }
-            Err(Trouble::Unmapped(arena)) => Step::Map(arena),
-            Err(Trouble::Status(local)) => {
+            Err(Unplaced::Unmapped(arena)) => Step::Map(arena),
+            Err(Unplaced::Status(local)) => {
                 self.rq.complete(position, Outcome::failed(local));
                 Step::Refused(IBV_WC_REM_OP_ERR, None)
             }
@@ -153,8 +161,8 @@ impl Qp {
             }
             match self.place(link, ring, at, record, std::iter::once(target), granted) {
                 Ok(()) => {}
-                Err(Trouble::Unmapped(arena)) => return Step::Map(arena),
-                Err(Trouble::Status(_)) => {
+                Err(Unplaced::Unmapped(arena)) => return Step::Map(arena),
+                Err(Unplaced::Status(_)) => {
                     return Step::Refused(IBV_WC_REM_OP_ERR, Some(IBV_EVENT_QP_FATAL));
                 }
             }
@@ -221,7 +229,7 @@ impl Qp {
         record: &Record,
         buffers: impl Iterator<Item = ibv_sge> + Clone,
         check: impl Fn(&ibv_sge) -> Result<(), ibv_wc_status>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Unplaced> {
         let len = record.len as usize;
         let writable = |buffers: &mut dyn Iterator<Item = ibv_sge>| {
             let mut left = len;
@@ -233,15 +241,17 @@ impl Qp {
                 })
                 .try_for_each(|sge| check(&sge))
         };
-        writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+        writable(&mut buffers.clone()).map_err(Unplaced::Status)?;
         let mut list = Cursor::new(buffers.clone());
         if record.flags & ring::FETCH == 0 {
             let from = Place::Here(ring.payload(at));
             // SAFETY: the record's payload lies in the ring; the buffers were checked under the
             // receive lock, which is held.
-            return unsafe {
+            let placed = unsafe {
                 access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from))
             };
+            // Nothing is in its way.
+            return placed.map_err(|_| out_of_reach(false));
         }
         let mut sources = [ibv_sge::default(); MAX_SGE as usize];
         let count = usize::from(record.num_sge).min(sources.len());
@@ -262,7 +272,7 @@ impl Qp {
                 Err(Trouble::Unmapped(arena))
                     if self.responder.unmappable.load(Ordering::Relaxed) != arena =>
                 {
-                    return Err(Trouble::Unmapped(arena));
+                    return Err(Unplaced::Unmapped(arena));
                 }
                 Err(_) => return Err(out_of_reach(link.has_left())),
             };
@@ -274,10 +284,10 @@ impl Qp {
             // SAFETY: both sides were checked under the receive lock, which is held.
             match unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) } {
                 Ok(()) => {}
-                Err(Trouble::Unmapped(arena)) => return Err(Trouble::Unmapped(arena)),
-                Err(Trouble::Status(status)) => {
-                    let left = status == IBV_WC_RETRY_EXC_ERR || link.has_left();
-                    return Err(out_of_reach(left));
+                Err(Trouble::Unmapped(arena)) => return Err(Unplaced::Unmapped(arena)),
+                Err(trouble) => {
+                    let died = matches!(trouble, Trouble::Status(IBV_WC_RETRY_EXC_ERR));
+                    return Err(out_of_reach(died || link.has_left()));
                 }
             }
             left -= piece;
@@ -285,15 +295,15 @@ impl Qp {
         if left == 0 {
             Ok(())
         } else {
-            Err(Trouble::Status(IBV_WC_LOC_QP_OP_ERR))
+            Err(Unplaced::Status(IBV_WC_LOC_QP_OP_ERR))
         }
     }
 }
 
 /// What a receive ends with whose message cannot be fetched. One whose sender has left never came: the
 /// receive ends as all those of the connection do.
-fn out_of_reach(left: bool) -> Trouble {
-    Trouble::Status(if left {
+fn out_of_reach(left: bool) -> Unplaced {
+    Unplaced::Status(if left {
         IBV_WC_WR_FLUSH_ERR
     } else {
         IBV_WC_LOC_QP_OP_ERR

@@ -124,7 +124,7 @@ impl Qp {
     /// Messages that the peer has executed, beyond those that we know of; ahead of what was sent, or of
     /// an answer that has not come, no responder of ours counts.
     fn take_count(&self, out: &Outbound, count: u32) -> Result<(), End> {
-        let known = self.mailbox().ack.load(Ordering::Relaxed) as u32;
+        let known = self.streams.acknowledged();
         if (count.wrapping_sub(known) as i32) < 0 {
             return Err(End::Nonsense("a count that goes back"));
         }
@@ -138,7 +138,7 @@ impl Qp {
         if ahead > limit.wrapping_sub(done) {
             return Err(End::Nonsense("a count ahead of the requests"));
         }
-        self.mailbox().ack.store(count.into(), Ordering::Release);
+        self.streams.acknowledge(count);
         Ok(())
     }
 
@@ -176,7 +176,7 @@ impl Qp {
         if last {
             out.awaited.pop_front();
             let count = self.count_through(awaited.position);
-            self.mailbox().ack.store(count.into(), Ordering::Release);
+            self.streams.acknowledge(count);
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Qp {
         out.awaited.pop_front();
         self.deliver_answer(&awaited, 0, &answer.original.to_ne_bytes())?;
         let count = self.count_through(awaited.position);
-        self.mailbox().ack.store(count.into(), Ordering::Release);
+        self.streams.acknowledge(count);
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Qp {
         delivered.map_err(|status| {
             // It is this request that fails: those before it were executed.
             let before = self.count_through(awaited.position).wrapping_sub(1);
-            self.mailbox().ack.store(before.into(), Ordering::Release);
+            self.streams.acknowledge(before);
             End::Status(status)
         })
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::super::responder::Step;
 use super::super::{Qp, now_ns, state};
 use crate::ffi::{
-    IBV_ACCESS_REMOTE_READ, IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_QPS_ERR, IBV_QPS_RTR,
+    IBV_ACCESS_REMOTE_READ, IBV_EVENT_QP_ACCESS_ERR, IBV_QPS_ERR,
     IBV_WC_RNR_RETRY_EXC_ERR, ibv_event_type, ibv_wc_status,
 };
 use crate::soft::layout::{Readiness, Target};
@@ -128,6 +128,7 @@ impl Qp {
             && !self.streams.has_inbound()
             // A peer that has begun anew must wait until this side has, too.
             && !self.streams.has_begun.load(Ordering::Relaxed)
+            && self.counts_agree(hello)
             && self
                 .shared_link()
                 .is_some_and(|link| link.takes_streams_from(from));
@@ -137,6 +138,12 @@ impl Qp {
             _ => Outcome::NotYet,
         };
         (outcome, target.generation())
+    }
+
+    /// Whether the peer has not been refused, and both sides have counted the same messages that came
+    /// through the ring: so it is of the same connection, and the ring is empty.
+    fn counts_agree(&self, hello: &Hello) -> bool {
+        self.executed() == hello.executed && !self.responder.is_closed()
     }
 
     /// Takes a connection that was found to be expected, and the bytes that have come on it.
@@ -153,6 +160,7 @@ impl Qp {
             if target.readiness() == Readiness::Ready
                 && target.generation() == generation
                 && inbound.is_none()
+                && self.counts_agree(&hello)
             {
                 *inbound = Some(Inbound {
                     socket,
@@ -161,7 +169,7 @@ impl Qp {
                     reading: None,
                     msn: [0; 2],
                     answers: 0,
-                    told: 0,
+                    told: self.executed(),
                     told_ns: now_ns(),
                 });
                 self.streams.has_inbound.store(true, Ordering::Relaxed);
@@ -310,8 +318,8 @@ impl Qp {
     fn begin(&self) {
         let begun = self.streams.has_begun.load(Ordering::Relaxed);
         self.streams.has_begun.store(true, Ordering::Relaxed);
-        if !begun && self.state() == IBV_QPS_RTR {
-            self.raise(IBV_EVENT_COMM_EST);
+        if !begun {
+            self.tell_established();
         }
     }
 

@@ -19,6 +19,7 @@ pub(super) use self::outbound::is_answered;
 use super::{Qp, state};
 use crate::ffi::ibv_qp_attr;
 use crate::soft::epoch;
+use crate::soft::layout::{NOTICE_STREAM, Target};
 use crate::soft::link::Link;
 use crate::soft::link::stream::Route;
 use crate::soft::link::stream::mpa::Hello;
@@ -36,8 +37,12 @@ pub(super) struct Streams {
     has_inbound: AtomicBool,
     /// Whether something has come that this side cannot take yet.
     stalled: AtomicBool,
-    /// READs and atomics that may be under way.
+    /// Requests that the peer has executed, as it says through the socket; counted on from the messages
+    /// that it has acknowledged before.
+    acknowledged: AtomicU32,
+    /// READs and atomics that may be under way, and that the peer may have under way.
     max_rd_atomic: AtomicU32,
+    max_dest_rd_atomic: AtomicU32,
 }
 
 impl Streams {
@@ -61,6 +66,23 @@ impl Streams {
         self.active.store(active, Ordering::Relaxed);
     }
 
+    #[inline]
+    pub(super) fn acknowledged(&self) -> u32 {
+        self.acknowledged.load(Ordering::Acquire)
+    }
+
+    fn acknowledge(&self, count: u32) {
+        self.acknowledged.store(count, Ordering::Release);
+    }
+
+    /// Takes over what the attributes say about READs and atomics.
+    pub(super) fn adopt(&self, attr: &ibv_qp_attr) {
+        let (ours, theirs) = (attr.max_rd_atomic, attr.max_dest_rd_atomic);
+        self.max_rd_atomic.store(ours.into(), Ordering::Relaxed);
+        self.max_dest_rd_atomic
+            .store(theirs.into(), Ordering::Relaxed);
+    }
+
     fn outbound(&self) -> MutexGuard<'_, Outbound> {
         self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,6 +99,7 @@ impl Streams {
         self.active.store(false, Ordering::Relaxed);
         self.has_inbound.store(false, Ordering::Relaxed);
         self.stalled.store(false, Ordering::Relaxed);
+        self.acknowledge(0);
     }
 }
 
@@ -93,33 +116,57 @@ impl Qp {
         epoch::unlock(&self.info().rq_epoch.0);
     }
 
-    /// Has a connection made for our requests, if they go through one.
-    pub(super) fn dial(&self, attr: &ibv_qp_attr, generation: u32) {
-        let Some(link) = self.shared_link().filter(|link| link.route.is_some()) else {
-            return;
-        };
-        let depth = u32::from(attr.max_rd_atomic);
-        self.streams.max_rd_atomic.store(depth, Ordering::Relaxed);
-        let patience = self.requester.patience_ns.load(Ordering::Relaxed) / 1_000_000;
+    /// Our requests go through a socket from the next one on: what it needs is its owner's alone to reach.
+    /// The send lock is held, and everything before has ended, so the ring is empty and both sides have
+    /// counted the same. A connection is to be [dialled](Self::dial).
+    #[cold]
+    pub(super) fn go_over(&self) {
+        tracing::debug!(qpn = self.qpn, "requests go through a socket from now on");
+        let acked = self.requester.acked.load(Ordering::Relaxed);
+        self.streams.acknowledge(acked);
+        self.requester.waiting_since.store(0, Ordering::Relaxed);
+        self.streams.activate(true);
+        // SAFETY: the send lock is held.
+        if let Some(link) = unsafe { self.link() } {
+            let notices = &link.mailbox().notices;
+            notices.fetch_or(NOTICE_STREAM, Ordering::Release);
+            link.kick();
+        }
+    }
+
+    /// Has a connection made for our requests. No lock is held.
+    pub(super) fn dial(&self, link: &Arc<Link>) {
+        let requester = &self.requester;
+        let patience = requester.patience_ns.load(Ordering::Relaxed) / 1_000_000;
+        let own = Target(self.info().responder.0.target.load(Ordering::Relaxed));
+        let depth = |depth: &AtomicU32| depth.load(Ordering::Relaxed) as u16;
         let hello = Hello {
             source_qpn: self.qpn,
             dest_qpn: link.dest_qpn,
-            psn: attr.sq_psn & state::MASK_24,
-            generation,
+            psn: requester.sq_psn(),
+            generation: own.generation(),
             patience_ms: u32::try_from(patience).unwrap_or(u32::MAX),
-            ird: attr.max_dest_rd_atomic.into(),
-            ord: attr.max_rd_atomic.into(),
-            rnr_retry: attr.rnr_retry & 7,
+            executed: self.streams.acknowledged(),
+            ird: depth(&self.streams.max_dest_rd_atomic),
+            ord: depth(&self.streams.max_rd_atomic),
+            rnr_retry: requester.rnr_retry(),
             // Within a host nothing can change on the way.
             crc: matches!(link.route, Some(Route::Tcp { .. })),
         };
-        self.process.running_streams().dial(self.qpn, link, hello);
+        match self.process.streams() {
+            Ok(streams) => streams.dial(self.qpn, Arc::clone(link), hello),
+            Err(error) => {
+                tracing::error!(qpn = self.qpn, %error, "no thread for sockets can be started");
+                self.connected_stream(link, None);
+            }
+        }
     }
 
     /// Whether the queue pair still has this connection, and nothing for its requests yet.
     pub(in crate::soft) fn wants_stream(&self, link: &Arc<Link>) -> bool {
         let same = |ours: Arc<Link>| Arc::ptr_eq(&ours, link);
-        state::is_connected(self.state()) && self.shared_link().is_some_and(same)
+        let has_it = state::is_connected(self.state()) && self.shared_link().is_some_and(same);
+        has_it && self.stream_is_awaited()
     }
 
     /// Something has come on the connection for our requests, or it takes more.

@@ -293,6 +293,11 @@ impl Qp {
         matches!(self.streams.outbound().state, State::Lost(_))
     }
 
+    /// Whether the connection for our requests is still being made.
+    pub(in crate::soft::qp) fn stream_is_awaited(&self) -> bool {
+        self.streams.is_active() && matches!(self.streams.outbound().state, State::Unconnected)
+    }
+
     /// Whether the peer of our requests has gone, or has said nothing for too long.
     pub(in crate::soft::qp) fn stream_is_lost(&self) -> bool {
         let mut out = self.streams.outbound();
