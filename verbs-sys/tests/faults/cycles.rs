@@ -53,6 +53,12 @@ fn cycles_with_shared_memory() {
 
 #[test]
 #[ignore = "cargo xtask faults runs it"]
+fn cycles_where_owners_copy() {
+    peers_come_and_go("killed again and again, owners", LinkKind::OwnerCopies);
+}
+
+#[test]
+#[ignore = "cargo xtask faults runs it"]
 fn cycles_in_strict_mode() {
     peers_come_and_go("killed again and again, strict", LinkKind::Strict);
 }

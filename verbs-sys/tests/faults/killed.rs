@@ -22,7 +22,8 @@ fn either_end_is_killed(scenario: &'static str, kind: LinkKind) {
         for link in links {
             start_traffic([&mut survivor, &mut victim], link, &mut random, None);
         }
-        let count = random.len(500) as u64;
+        let most = if random.below(2) == 0 { 500 } else { 2 };
+        let count = random.len(most) as u64;
         await_requests(&mut survivor, links[0].ends[0], count);
         victim.kill();
         let mut left = Vec::new();
@@ -62,6 +63,12 @@ fn killed_while_memory_is_shared() {
 #[ignore = "cargo xtask faults runs it"]
 fn killed_while_the_kernel_copies() {
     either_end_is_killed("killed, heap memory", LinkKind::Cma);
+}
+
+#[test]
+#[ignore = "cargo xtask faults runs it"]
+fn killed_where_owners_copy() {
+    either_end_is_killed("killed, owners copy", LinkKind::OwnerCopies);
 }
 
 #[test]

@@ -57,6 +57,12 @@ fn a_peer_stops(scenario: &'static str, kind: LinkKind) {
 
 #[test]
 #[ignore = "cargo xtask faults runs it"]
+fn stopped_where_owners_copy() {
+    a_peer_stops("stopped, owners copy", LinkKind::OwnerCopies);
+}
+
+#[test]
+#[ignore = "cargo xtask faults runs it"]
 fn stopped_in_strict_mode() {
     a_peer_stops("stopped, strict mode", LinkKind::Strict);
 }

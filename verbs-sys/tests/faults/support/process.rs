@@ -33,6 +33,8 @@ pub enum LinkKind {
     Shm,
     /// The initiator copies, through the kernel.
     Cma,
+    /// Shared memory until it has to be the owner who copies, then a Unix socket.
+    OwnerCopies,
     /// A Unix socket; the owner of memory copies.
     Strict,
     /// On two hosts, a TCP connection.
@@ -53,7 +55,7 @@ impl Host {
         let [first, second] = network::hosts();
         let second = match kind {
             LinkKind::Tcp => second,
-            LinkKind::Shm | LinkKind::Cma | LinkKind::Strict => first.clone(),
+            _ => first.clone(),
         };
         [first, second].map(|network| Self { network, kind })
     }
@@ -80,17 +82,18 @@ impl Process {
             .set_read_timeout(Some(PATIENCE))
             .expect("no time-out");
         let own = env::current_exe().expect("no executable");
-        let variable = match host.kind {
-            LinkKind::Shm => None,
-            LinkKind::Cma => Some((memory::ON_HEAP, "1")),
-            LinkKind::Strict => Some(("VERBS_SOFT_STRICT", "1")),
-            LinkKind::Tcp => Some(("VERBS_SOFT_LISTEN", "0.0.0.0")),
+        let variables: &[_] = match host.kind {
+            LinkKind::Shm => &[],
+            LinkKind::Cma => &[(memory::ON_HEAP, "1")],
+            LinkKind::OwnerCopies => &[(memory::ON_HEAP, "1"), ("VERBS_SOFT_CMA", "0")],
+            LinkKind::Strict => &[("VERBS_SOFT_STRICT", "1")],
+            LinkKind::Tcp => &[("VERBS_SOFT_LISTEN", "0.0.0.0")],
         };
         let spawn = move || {
             std::process::Command::new(own)
                 .args(["--exact", "other_process", "--nocapture"])
                 .env(VARIABLE, "1")
-                .envs(variable)
+                .envs(variables.iter().copied())
                 .stdin(OwnedFd::from(theirs))
                 .stdout(Stdio::null())
                 .spawn()

@@ -16,9 +16,7 @@ use crate::ffi::{
     ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::{
-    NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID, NOTICE_STREAM,
-};
+use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID, NOTICE_STREAM};
 use crate::soft::link::Link;
 use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::{self, Kind, Ring, UNITS};
@@ -166,7 +164,8 @@ impl Qp {
         }
         let at = self.responder.ring_at.load(Ordering::Relaxed);
         let mailbox = self.mailbox();
-        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !self.responder.is_closed()) {
+        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !self.responder.is_closed())
+        {
             return true;
         }
         if mailbox.notices.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {

@@ -247,9 +247,8 @@ impl Qp {
             let from = Place::Here(ring.payload(at));
             // SAFETY: the record's payload lies in the ring; the buffers were checked under the
             // receive lock, which is held.
-            let placed = unsafe {
-                access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from))
-            };
+            let placed =
+                unsafe { access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from)) };
             // Nothing is in its way.
             return placed.map_err(|_| out_of_reach(false));
         }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use super::super::responder::Step;
 use super::super::{Qp, now_ns, state};
 use crate::ffi::{
-    IBV_ACCESS_REMOTE_READ, IBV_EVENT_QP_ACCESS_ERR, IBV_QPS_ERR,
-    IBV_WC_RNR_RETRY_EXC_ERR, ibv_event_type, ibv_wc_status,
+    IBV_ACCESS_REMOTE_READ, IBV_EVENT_QP_ACCESS_ERR, IBV_QPS_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    ibv_event_type, ibv_wc_status,
 };
 use crate::soft::layout::{Readiness, Target};
 use crate::soft::link::stream::FrameError;
