@@ -57,8 +57,12 @@ pub struct Options {
     /// opened with it on, and for connections made afterwards.
     pub strict: bool,
     /// Memory that is not the device's own may be reached by `process_vm_readv(2)` and `writev`, where the
-    /// kernel permits it. Otherwise its owner copies, as in [strict](Self::strict) mode. On by default; it
-    /// holds as that does.
+    /// kernel permits it. Otherwise its owner copies: the first request of a queue pair that needs such
+    /// memory of the peer, or a message of more than 2 KiB from such memory that the peer cannot fetch,
+    /// makes the queue pair's requests go through a socket from then on, at the price that they have in
+    /// [strict](Self::strict) mode. Memory from [`Context::alloc_memory`](crate::Context::alloc_memory)
+    /// needs none of this. On by default; it holds as strict mode does, and for what this process does:
+    /// the peer's has an option of its own.
     pub cma: bool,
     /// Where queue pairs of other hosts may connect to this process, over TCP. `None`: nowhere, and no
     /// socket listens. It holds for the whole process.

@@ -10,9 +10,10 @@ pub const ROUNDS: u64 = 5000;
 /// What the process ends with if it cannot be sealed.
 pub const CANNOT: i32 = 77;
 
-/// What waiting for another process takes, and now and then the lock of a completion queue; the clock is
-/// here for machines where the kernel must be asked.
-const PERMITTED: [libc::c_long; 4] = [
+/// What waiting for another process takes: the processor, and after many polls in vain the timer of the
+/// device; now and then the lock of a completion queue; and the clock, on machines where the kernel is asked.
+const PERMITTED: [libc::c_long; 5] = [
+    libc::SYS_timerfd_settime,
     libc::SYS_sched_yield,
     libc::SYS_membarrier,
     libc::SYS_clock_gettime,

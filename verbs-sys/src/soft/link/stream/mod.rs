@@ -2,7 +2,7 @@
 //! copy in their memory themselves.
 //!
 //! Between hosts it is TCP; within one it is a Unix socket, for processes that want exact keys (strict
-//! mode) or may not reach each other's memory. The framing is iWARP's: RDMAP (RFC 5040) and its
+//! mode), and for memory that its owner alone may reach. The framing is iWARP's: RDMAP (RFC 5040) and its
 //! extensions (RFC 7306) in DDP segments (RFC 5041), those in MPA frames (RFC 5044), and MPA's
 //! connection set-up (RFC 6581). All fields are big-endian but the CRC. What a peer sent becomes a type
 //! that holds good values only, or a [`FrameError`].

@@ -3,7 +3,8 @@
 //! One-sided requests are executed in the posting thread, by the copy they ask for. Messages go to
 //! the peer's ring and end when the peer acknowledges them. A request that cannot be executed yet
 //! (the ring is full, an earlier message is not acknowledged, the peer is not ready) is kept, and
-//! executed by a later poll or by the upkeep thread.
+//! executed by a later poll or by the upkeep thread. One that needs memory which its owner alone may
+//! reach makes this and all later requests go through a socket (`qp/stream`).
 
 mod direct;
 mod execute;
