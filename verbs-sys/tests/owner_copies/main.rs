@@ -235,7 +235,7 @@ fn stopped_on_the_way(list: &[node::Request]) -> (Process, Process, [node::Made;
     let made = connect(&mut a, &mut b, Setup::default());
     let id = made[0].id;
     transfer(&mut a, id, &[Write(Device)]);
-    b.signal(Signal::STOP);
+    b.stop();
     post(&mut a, id, list);
     if !matches!(list[0], Send(_, 8)) {
         a.await_streams();

@@ -70,6 +70,23 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).expect("cannot signal a process");
     }
 
+    /// Stops it, and returns when every thread of it stands.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let deadline = Instant::now() + PATIENCE;
+        while self.of_threads("stat").any(|stat| !stat.contains(") T ")) {
+            assert!(Instant::now() < deadline, "it does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    /// A file of /proc about each of its threads.
+    fn of_threads(&self, name: &'static str) -> impl Iterator<Item = String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("no /proc");
+        // One may have ended meanwhile.
+        tasks.filter_map(move |entry| fs::read_to_string(entry.ok()?.path().join(name)).ok())
+    }
+
     /// Kills it where it stands.
     pub fn kill(&mut self) {
         self.child.kill().expect("cannot kill the other process");
@@ -92,9 +109,7 @@ impl Process {
 
     /// Whether it has the thread that requests through sockets need.
     pub fn has_streams(&self) -> bool {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("no /proc");
-        let mut names =
-            tasks.filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("comm")).ok());
+        let mut names = self.of_threads("comm");
         names.any(|name| name.trim() == "soft0-streams")
     }
 

@@ -209,6 +209,9 @@ impl Qp {
                 solicited = true;
             }
             epoch::unlock(&self.info().rq_epoch.0);
+            if self.streams.is_peer_awaited() {
+                self.open_for_streams();
+            }
             if failed && was_connected {
                 // The send queue fails with the receive queue.
                 self.progress_send();
@@ -364,10 +367,8 @@ impl Qp {
         if notices & NOTICE_FIRST != 0 {
             self.tell_established();
         }
-        if notices & NOTICE_STREAM != 0
-            && let Err(error) = self.process.streams()
-        {
-            tracing::error!(qpn = self.qpn, %error, "no thread for sockets can be started");
+        if notices & NOTICE_STREAM != 0 {
+            self.streams.await_peer();
         }
         if notices & (NOTICE_ACCESS | NOTICE_INVALID) != 0 {
             tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");

@@ -35,6 +35,8 @@ pub(super) struct Streams {
     active: AtomicBool,
     /// Whether a connection for the peer's requests is there.
     has_inbound: AtomicBool,
+    /// Whether the peer is about to make one, and there may be no thread yet that takes it.
+    peer_awaited: AtomicBool,
     /// Whether something has come that this side cannot take yet.
     stalled: AtomicBool,
     /// Requests that the peer has executed, as it says through the socket; counted on from the messages
@@ -64,6 +66,16 @@ impl Streams {
     /// Requests go through a socket from now on, or do not. Both locks are held.
     pub(super) fn activate(&self, active: bool) {
         self.active.store(active, Ordering::Relaxed);
+    }
+
+    /// The peer is about to connect, for its requests.
+    pub(super) fn await_peer(&self) {
+        self.peer_awaited.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn is_peer_awaited(&self) -> bool {
+        self.peer_awaited.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -99,6 +111,7 @@ impl Streams {
         self.active.store(false, Ordering::Relaxed);
         self.has_inbound.store(false, Ordering::Relaxed);
         self.stalled.store(false, Ordering::Relaxed);
+        self.peer_awaited.store(false, Ordering::Relaxed);
         self.acknowledge(0);
     }
 }
@@ -131,6 +144,15 @@ impl Qp {
             let notices = &link.mailbox().notices;
             notices.fetch_or(NOTICE_STREAM, Ordering::Release);
             link.kick();
+        }
+    }
+
+    /// Sees to it that the peer can connect, for its requests. No lock is held.
+    #[cold]
+    pub(super) fn open_for_streams(&self) {
+        let awaited = self.streams.peer_awaited.swap(false, Ordering::Relaxed);
+        if awaited && let Err(error) = self.process.streams() {
+            tracing::error!(qpn = self.qpn, %error, "no thread for sockets can be started");
         }
     }
 
