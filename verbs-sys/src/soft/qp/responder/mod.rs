@@ -3,6 +3,7 @@
 //! receive is posted for a message that waits, when a sender of this process delivers, and in the
 //! upkeep thread when a peer asks for it.
 
+mod notices;
 mod take;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::queues::Outcome;
 use super::{Guarded32, Guarded64, Qp, now_ns, state};
 use crate::ffi::{
-    IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_LAST_WQE_REACHED,
-    IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type, ibv_qp_attr, ibv_recv_wr,
-    ibv_wc_status,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type,
+    ibv_qp_attr, ibv_recv_wr, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_FIRST, NOTICE_INVALID, NOTICE_STREAM};
+use crate::soft::layout::NAK_VALID;
 use crate::soft::link::Link;
 use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::{self, Kind, Ring, UNITS};
@@ -358,35 +358,6 @@ impl Qp {
             self.take_notices();
         }
         map
-    }
-
-    /// What the peer's requester has to say beside its messages. The receive lock is held.
-    #[cold]
-    fn take_notices(&self) {
-        let notices = self.mailbox().notices.swap(0, Ordering::Acquire);
-        if notices & NOTICE_FIRST != 0 {
-            self.tell_established();
-        }
-        if notices & NOTICE_STREAM != 0 {
-            self.streams.await_peer();
-        }
-        if notices & (NOTICE_ACCESS | NOTICE_INVALID) != 0 {
-            tracing::debug!(qpn = self.qpn, "the peer's request broke this queue pair");
-            self.enter_error();
-            self.raise(if notices & NOTICE_ACCESS != 0 {
-                IBV_EVENT_QP_ACCESS_ERR
-            } else {
-                IBV_EVENT_QP_REQ_ERR
-            });
-        }
-    }
-
-    /// The peer has begun to send. The receive lock is held.
-    pub(super) fn tell_established(&self) {
-        let established = &self.responder.established;
-        if self.state() == IBV_QPS_RTR && established.swap(1, Ordering::Relaxed) == 0 {
-            self.raise(IBV_EVENT_COMM_EST);
-        }
     }
 
     #[inline]
