@@ -143,9 +143,10 @@ fn operations_on_memory_of_the_device_make_no_system_call() {
 /// Every byte and the order of requests of both kinds, both ways at once.
 fn mixes(can: [bool; 2], unreliable: bool) {
     let [mut a, mut b] = can.map(Process::start);
-    for round in 0..12 {
+    for round in 0..16 {
         let setup = Setup {
             unreliable,
+            one_cq: round % 8 >= 4,
             timeout: 18,
         };
         let made = connect(&mut a, &mut b, setup);

@@ -31,6 +31,8 @@ pub enum Memory {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Setup {
     pub unreliable: bool,
+    /// One completion queue for both directions: then acknowledgements come with messages.
+    pub one_cq: bool,
     /// As ibv_modify_qp(3) has it; 0 is for ever.
     pub timeout: u8,
 }
@@ -208,6 +210,9 @@ pub struct Pair {
     pub peer: Option<Made>,
 }
 
+/// Set in the numbers of receives.
+pub const RECEIVE: u64 = 1 << 63;
+
 /// Bytes of a receive.
 const RECEIVE_LEN: usize = LEN / RECEIVES as usize;
 
@@ -281,7 +286,7 @@ impl Pair {
             .inbox
             .element(index as usize * RECEIVE_LEN, RECEIVE_LEN as u32);
         let mut raw = ffi::ibv_recv_wr {
-            wr_id: index,
+            wr_id: RECEIVE | index,
             next: std::ptr::null_mut(),
             sg_list: &mut element,
             num_sge: 1,
@@ -292,7 +297,7 @@ impl Pair {
 
     /// The bytes of a message.
     pub fn received(&self, completion: &WorkCompletion) -> Vec<u8> {
-        let at = completion.wr_id() as usize * RECEIVE_LEN;
+        let at = (completion.wr_id() & !RECEIVE) as usize * RECEIVE_LEN;
         self.inbox.load(at, completion.byte_len() as usize)
     }
 }
@@ -380,7 +385,7 @@ impl Node {
                 let came = (0..count).map(|_| {
                     let done = wait(&pair.recv_cq);
                     if done.status() == WcStatus::Success {
-                        pair.post_receive(done.wr_id());
+                        pair.post_receive(done.wr_id() & !RECEIVE);
                     }
                     (done.as_raw().status, done.byte_len())
                 });
@@ -410,7 +415,12 @@ impl Node {
 
     fn create(&mut self, setup: Setup) -> Made {
         let queue = || self.context.create_cq(256, None).expect("no queue");
-        let (send_cq, recv_cq) = (queue(), queue());
+        let send_cq = queue();
+        let recv_cq = if setup.one_cq {
+            send_cq.clone()
+        } else {
+            queue()
+        };
         let init = QueuePairInit {
             max_recv_wr: RECEIVES,
             qp_type: if setup.unreliable {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 use verbs_sys::WcStatus;
 
-use crate::node::{Memory, Pair, Request, poll};
+use crate::node::{Memory, Pair, RECEIVE, Request, poll};
 
 /// Requests under way.
 const WINDOW: usize = 12;
@@ -107,21 +107,22 @@ pub fn run(pair: &Pair, plan: Plan) -> u64 {
 impl Traffic<'_> {
     fn step(&mut self) -> bool {
         let mut busy = false;
-        while let Some(done) = poll(&self.pair.send_cq) {
+        let next = || poll(&self.pair.send_cq).or_else(|| poll(&self.pair.recv_cq));
+        while let Some(done) = next() {
+            busy = true;
+            if done.wr_id() & RECEIVE != 0 {
+                assert_eq!(done.status(), WcStatus::Success);
+                let came = self.pair.received(&done);
+                self.take(&came);
+                self.used.push(done.wr_id() & !RECEIVE);
+                continue;
+            }
             let (number, expected) = self.under_way.pop_front().expect("a completion too many");
             assert_eq!((done.wr_id(), done.status()), (number, WcStatus::Success));
             if let Expected::Bytes(memory, at, bytes) = expected {
                 let found = self.pair.region(memory).load(at, bytes.len());
                 assert!(found == bytes, "what request {number} has brought");
             }
-            busy = true;
-        }
-        while let Some(done) = poll(&self.pair.recv_cq) {
-            assert_eq!(done.status(), WcStatus::Success);
-            let came = self.pair.received(&done);
-            self.take(&came);
-            self.used.push(done.wr_id());
-            busy = true;
         }
         // Messages have to wait for receives now and then.
         if self.random.below(3) == 0 && !self.plan.unreliable {
