@@ -14,6 +14,9 @@ use std::arch::asm;
 /// Up to this length, copies go by general registers alone.
 const SMALL: usize = 32;
 
+/// Up to this length, aligned copies of whole lines are not worth a call.
+const LINES: usize = 128;
+
 /// From this length on, 32-byte accesses pay for themselves where the processor has them.
 const WIDE: usize = 256;
 
@@ -206,6 +209,11 @@ impl<const TO_SHARED: bool> Cursor<TO_SHARED> {
 #[inline(always)]
 unsafe fn copy<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: usize) {
     if len > SMALL {
+        let shared = if TO_SHARED { dst.addr() } else { src.addr() };
+        if len <= LINES && len.is_multiple_of(64) && shared.is_multiple_of(16) {
+            // SAFETY: same contract; the length was just checked.
+            return unsafe { blocks_sse(dst, src, len) };
+        }
         // SAFETY: same contract; the length was just checked.
         return unsafe { copy_large::<TO_SHARED>(dst, src, len) };
     }

@@ -57,6 +57,32 @@ pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Live<'_>> 
 }
 
 impl Live<'_> {
+    /// Where the range begins, and its bytes.
+    #[inline(always)]
+    pub(super) fn range(self) -> (u64, u64) {
+        let (addr, len) = (&self.0.addr, &self.0.len);
+        (addr.load(Ordering::Relaxed), len.load(Ordering::Relaxed))
+    }
+
+    /// The rights that it gives.
+    #[inline(always)]
+    pub(super) fn access(self) -> u32 {
+        self.0.access.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is of this protection domain, and a region's.
+    #[inline(always)]
+    pub(super) fn is_of(self, pd: u32) -> bool {
+        self.0.pd.load(Ordering::Relaxed) == pd
+    }
+
+    /// Whether it serves the queue pair `qpn` of this protection domain.
+    #[inline(always)]
+    pub(super) fn serves(self, pd: u32, qpn: u32) -> bool {
+        let named = self.0.pd.load(Ordering::Relaxed);
+        named == pd || is_window_for(named, pd, qpn)
+    }
+
     /// The number of the arena that the range lies in, or 0.
     #[inline(always)]
     pub(super) fn arena(self) -> u32 {
@@ -80,8 +106,7 @@ impl Live<'_> {
         failed: ibv_wc_status,
     ) -> Result<u64, ibv_wc_status> {
         let offset = self.grants(addr, len, access).ok_or(failed)?;
-        let is_ours = self.0.pd.load(Ordering::Relaxed) == pd;
-        is_ours.then_some(offset).ok_or(failed)
+        self.is_of(pd).then_some(offset).ok_or(failed)
     }
 
     /// Checks an access that comes through the queue pair `qpn`, of the domain `pd`.
@@ -96,21 +121,17 @@ impl Live<'_> {
         let offset = self
             .grants(addr, len, access)
             .ok_or(IBV_WC_REM_ACCESS_ERR)?;
-        let named = self.0.pd.load(Ordering::Relaxed);
-        if named == pd || is_window_for(named, pd, qpn) {
-            Ok(offset)
-        } else {
-            Err(IBV_WC_REM_ACCESS_ERR)
-        }
+        let granted = self.serves(pd, qpn).then_some(offset);
+        granted.ok_or(IBV_WC_REM_ACCESS_ERR)
     }
 
     /// The offset of bytes that lie in the range, if the key gives these rights.
     #[inline(always)]
     fn grants(self, addr: u64, len: usize, access: u32) -> Option<u64> {
-        let offset = addr.wrapping_sub(self.0.addr.load(Ordering::Relaxed));
-        let size = self.0.len.load(Ordering::Relaxed);
+        let (start, size) = self.range();
+        let offset = addr.wrapping_sub(start);
         let fits = offset <= size && len as u64 <= size - offset;
-        let granted = self.0.access.load(Ordering::Relaxed) & access == access;
+        let granted = self.access() & access == access;
         (fits && granted).then_some(offset)
     }
 }

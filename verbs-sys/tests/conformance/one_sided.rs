@@ -165,6 +165,66 @@ scripts! {
         }
     }
 
+    /// A list goes from one region to another, to and fro, however long it is in all.
+    fn a_list_reaches_several_regions(ends: &mut Ends) {
+        const LEN: usize = 300 << 10;
+        let (a, b) = ends.connect(QpSetup::default(), QpSetup::default());
+        let here: Vec<_> = (0..2).map(|_| ends.a.register(0, LEN, ALL_ACCESS)).collect();
+        let there: Vec<_> = (0..2).map(|_| ends.b.register(0, 2 * LEN + 8, ALL_ACCESS)).collect();
+        let bytes = [pattern(1, LEN), pattern(2, LEN)];
+        for (region, bytes) in here.iter().zip(&bytes) {
+            ends.a.store(*region, 0, bytes);
+        }
+        // Each to both, at an offset that aligns nothing, then back into the other.
+        let places = [(0, 0, 3), (1, 0, LEN + 5), (0, 1, LEN), (1, 1, 0)];
+        let writes = places.map(|(from, to, at)| {
+            Request::write(&[here[from].sge(0, LEN)], there[to].at(at)).unsignaled()
+        });
+        let reads = [(1, 0, 3), (0, 1, 0)].map(|(into, from, at)| {
+            Request::read(&[here[into].sge(0, LEN)], there[from].at(at))
+        });
+        let list: Vec<_> = writes.into_iter().chain(reads).zip(1..).map(|(request, id)| request.id(id)).collect();
+        ends.a.post_send(a, &list);
+        ends.a.expect(a, Queue::Send, 5, WcStatus::Success);
+        ends.a.expect(a, Queue::Send, 6, WcStatus::Success);
+        for (from, to, at) in places {
+            assert!(ends.b.load(there[to], at, LEN) == bytes[from], "{from} to {to}");
+        }
+        assert!(ends.a.load(here[1], 0, LEN) == bytes[0]);
+        assert!(ends.a.load(here[0], 0, LEN) == bytes[1]);
+        ends.b.assert_idle(b, Queue::Recv);
+    }
+
+    /// What is before a request that is refused has happened, and what is behind it has not.
+    fn a_list_ends_where_it_is_refused(ends: &mut Ends) {
+        for write_is_refused in [true, false] {
+            let link = ends.link();
+            let constant = ends.a.register(0, 4096, verbs_sys::AccessFlags::empty());
+            ends.a.fill(link.a_mem, 0xA1);
+            ends.b.fill(link.b_mem, 0xB2);
+            let write = |at| Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(at));
+            let (refused, status) = if write_is_refused {
+                (write(REGION - 7), WcStatus::RemAccessErr)
+            } else {
+                (Request::read(&[constant.sge(0, 8)], link.b_mem.at(0)), WcStatus::LocProtErr)
+            };
+            let list = [
+                write(0).unsignaled().id(1),
+                Request::read(&[link.a_mem.sge(64, 8)], link.b_mem.at(8)).id(2),
+                refused.unsignaled().id(3),
+                write(16).unsignaled().id(4),
+            ];
+            ends.a.post_send(link.a, &list);
+            ends.a.expect(link.a, Queue::Send, 2, WcStatus::Success);
+            ends.a.expect(link.a, Queue::Send, 3, status);
+            ends.a.expect(link.a, Queue::Send, 4, WcStatus::WrFlushErr);
+            assert_eq!(ends.a.load(link.a_mem, 64, 8), [0xB2; 8]);
+            assert_eq!(ends.b.load(link.b_mem, 0, 8), [0xA1; 8]);
+            assert_eq!(ends.b.load(link.b_mem, 8, 16), [0xB2; 16]);
+            assert_eq!(ends.a.load(constant, 0, 8), [0; 8]);
+        }
+    }
+
     /// A transfer of no bytes looks at no key and no address.
     fn an_empty_transfer_succeeds_anywhere(ends: &mut Ends) {
         let link = ends.link();

@@ -16,7 +16,7 @@ use crate::ffi::{
 };
 
 impl Qp {
-    /// Executes a request if it is of the straight kind and the only one of its post. The send lock is
+    /// Executes a request if it is of the straight kind, and tells of its completion. The send lock is
     /// held.
     ///
     /// # Safety
@@ -24,9 +24,6 @@ impl Qp {
     /// As for `post_send`.
     #[inline(always)]
     pub(super) unsafe fn execute_direct(&self, wr: &ibv_send_wr) -> bool {
-        if !wr.next.is_null() {
-            return false;
-        }
         // SAFETY: as for this function.
         let signaled = unsafe { self.execute_straight(wr) };
         if signaled == Some(true) {
@@ -57,10 +54,7 @@ impl Qp {
     /// As for `post_send`; the request is a WRITE or a READ.
     #[inline(always)]
     unsafe fn execute_one<const WRITE: bool>(&self, wr: &ibv_send_wr) -> Option<bool> {
-        let straight = wr.num_sge == 1
-            && wr.send_flags & IBV_SEND_INLINE == 0
-            && self.cap.max_send_sge != 0
-            && self.state() == IBV_QPS_RTS;
+        let straight = wr.num_sge == 1 && self.cap.max_send_sge != 0 && self.state() == IBV_QPS_RTS;
         let position = self.sq.tail.load(Ordering::Relaxed);
         let idle = self.sq.done.load(Ordering::Relaxed) == position;
         if !straight || !idle || self.sq.is_full(position) {
@@ -69,7 +63,14 @@ impl Qp {
         // SAFETY: one element is readable by the caller's promise.
         let sge = unsafe { &*wr.sg_list };
         let len = sge.length as usize;
-        if len == 0 || len > CHUNK {
+        // Inline data needs no key.
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        let most = match (inline, WRITE) {
+            (false, _) => CHUNK,
+            (true, true) => self.cap.max_inline_data as usize,
+            (true, false) => return None,
+        };
+        if len == 0 || len > most {
             return None;
         }
         // SAFETY: the opcode says that this member is meant; all are plain integers.
@@ -85,7 +86,9 @@ impl Qp {
             (access, local, IBV_WC_RDMA_READ, Direction::FromPeer)
         };
         let keys = &self.process.info().keys;
-        access::check_local(keys, self.pd, sge, local_access).ok()?;
+        if !inline {
+            access::check_local(keys, self.pd, sge, local_access).ok()?;
+        }
         if !target.allows(access) {
             return None;
         }

@@ -11,6 +11,7 @@ mod execute;
 mod message;
 mod post;
 mod progress;
+mod run;
 mod window;
 
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
 //! Posting: a request is validated, then executed at once or kept for later.
 
+use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -34,15 +35,22 @@ impl Qp {
         }
         epoch::lock(&self.info().sq_epoch.0);
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
-        if let Some(first) = unsafe { wr.as_ref() }
+        let rest = match unsafe { wr.as_ref() } {
             // SAFETY: as above.
-            && unsafe { self.execute_direct(first) }
-        {
+            Some(only) if only.next.is_null() => match unsafe { self.execute_direct(only) } {
+                true => ptr::null_mut(),
+                false => wr,
+            },
+            // SAFETY: as above.
+            Some(_) => unsafe { self.execute_front(wr) },
+            None => wr,
+        };
+        if rest.is_null() {
             epoch::unlock(&self.info().sq_epoch.0);
             return Ok(());
         }
         // SAFETY: as above.
-        unsafe { self.post_chain(wr) }
+        unsafe { self.post_chain(rest) }
     }
 
     /// The general way. The send lock is held, and released.
@@ -61,6 +69,12 @@ impl Qp {
         self.post_burst(|owed, bell| {
             // SAFETY: the chain is valid by the caller's promise.
             while let Some(request) = unsafe { wr.as_ref() } {
+                // SAFETY: as above.
+                let rest = unsafe { self.execute_run(wr, &mut owed.completed) };
+                if rest != wr {
+                    wr = rest;
+                    continue;
+                }
                 // SAFETY: as above.
                 match unsafe { self.execute_straight(request) } {
                     Some(signaled) => owed.completed |= signaled,
