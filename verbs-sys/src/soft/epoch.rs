@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 use super::layout::QpInfo;
 
 /// Takes the lock, spinning. The holder is at most one copy away from letting go.
-#[inline]
+#[inline(always)]
 pub(super) fn lock(word: &AtomicU64) {
+    // Setting the last bit of an even number adds 1.
+    if word.fetch_or(1, Ordering::SeqCst) & 1 != 0 {
+        lock_slowly(word);
+    }
+}
+
+#[cold]
+fn lock_slowly(word: &AtomicU64) {
     let mut spins = 0u32;
-    loop {
-        let epoch = word.load(Ordering::Relaxed);
-        if epoch & 1 == 0
-            && word
-                .compare_exchange_weak(epoch, epoch + 1, Ordering::SeqCst, Ordering::Relaxed)
-                .is_ok()
-        {
-            return;
-        }
+    while word.load(Ordering::Relaxed) & 1 != 0 || word.fetch_or(1, Ordering::SeqCst) & 1 != 0 {
         relax(&mut spins);
     }
 }

@@ -30,9 +30,6 @@ impl Qp {
         &self,
         wr: *mut ibv_send_wr,
     ) -> Result<(), (i32, *mut ibv_send_wr)> {
-        if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
-            return Err((libc::EINVAL, wr));
-        }
         epoch::lock(&self.info().sq_epoch.0);
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
         let rest = match unsafe { wr.as_ref() } {
@@ -60,6 +57,10 @@ impl Qp {
     /// As for `post_send`.
     #[inline(never)]
     unsafe fn post_chain(&self, mut wr: *mut ibv_send_wr) -> Result<(), (i32, *mut ibv_send_wr)> {
+        if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
+            epoch::unlock(&self.info().sq_epoch.0);
+            return Err((libc::EINVAL, wr));
+        }
         if let Some(endpoint) = &self.datagrams {
             epoch::unlock(&self.info().sq_epoch.0);
             // SAFETY: by the caller's promise.
