@@ -2,8 +2,11 @@
 //!
 //! A completion lives where its request does: in the slot of its work queue. Polling a queue visits
 //! the work queues attached to it, which keeps each completion a single-producer affair and needs
-//! no locked instruction between a copy and its completion.
+//! no locked instruction between a copy and its completion. Where they are many, polls visit those
+//! that may have something (`crowd`).
 
+mod calls;
+mod crowd;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -11,15 +14,16 @@ mod tests;
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
+use self::crowd::Crowd;
 use self::room::{Room, Watch};
 use super::biased::Biased;
 use super::channel::Channel;
 use super::events::{AsyncEvents, Source};
-use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell};
+use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, Calls, CqBell};
 use super::link;
 use super::process::Process;
 use super::qp::Qp;
@@ -35,9 +39,12 @@ pub(super) struct Cq {
     process: Arc<Process>,
     index: u32,
     channel: Option<Arc<Channel>>,
-    /// Whether anybody wants to know that completions became visible: a channel, or the `watch`.
+    /// Whether anybody wants to know that completions became visible: a channel, the `watch`, or polls
+    /// that do not visit everybody.
     notes: AtomicBool,
     watch: Watch,
+    /// What this process has to tell polls that do not visit everybody; peers have their own.
+    calls: OnceLock<Box<Calls>>,
     polled: Biased<Polled>,
     events: Mutex<Events>,
     acknowledged: Condvar,
@@ -56,6 +63,8 @@ struct Events {
 struct Polled {
     room: Room,
     members: Vec<Member>,
+    /// Whom polls visit, where they do not visit everybody.
+    crowd: Option<Box<Crowd>>,
     /// Completions that all members could have waiting.
     places: u64,
     next: usize,
@@ -99,9 +108,11 @@ impl Cq {
             notes: AtomicBool::new(channel.is_some()),
             channel,
             watch: Watch::default(),
+            calls: OnceLock::new(),
             polled: Biased::new(Polled {
                 room: Room::Ample,
                 members: Vec::new(),
+                crowd: None,
                 places: 0,
                 next: 0,
                 fruitless: 0,
@@ -143,14 +154,24 @@ impl Cq {
         self.channel.is_some() && self.cq_bell().armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
-    /// Completions became visible: fires an event if one was asked for.
+    /// Completions of a queue pair became visible, or are about to: fires an event if one was asked
+    /// for.
     #[inline(always)]
-    pub(super) fn notify(&self, solicited: bool) {
+    pub(super) fn notify(&self, by: &Qp, solicited: bool) {
         if self.notes.load(Ordering::Relaxed) {
-            self.note_completions();
-            if let Some(channel) = &self.channel {
-                link::ring(self.cq_bell(), &channel.fd, solicited);
+            if by.is_resting() {
+                by.call_if_resting(self);
             }
+            self.note_completions();
+            self.wake(solicited);
+        }
+    }
+
+    /// Fires an event if one was asked for.
+    #[inline(always)]
+    fn wake(&self, solicited: bool) {
+        if let Some(channel) = &self.channel {
+            link::ring(self.cq_bell(), &channel.fd, solicited);
         }
     }
 
@@ -166,7 +187,8 @@ impl Cq {
         // The wider of two requests holds.
         armed.fetch_max(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let polled = self.polled.lock();
+        let mut polled = self.polled.lock();
+        polled.visit_everybody();
         if polled.is_waiting() {
             self.process.nudge_later();
             for member in &polled.members {
@@ -205,6 +227,7 @@ impl Cq {
         };
         polled.places += member.places();
         polled.members.push(member);
+        self.joined(&mut polled);
         self.reckon(&mut polled);
     }
 
@@ -212,8 +235,9 @@ impl Cq {
         let is_it = |member: &Member| std::ptr::eq(&raw const *member.qp, qp);
         let mut polled = self.polled.lock();
         if let Some(at) = polled.members.iter().position(is_it) {
-            let gone = polled.members.remove(at);
+            let gone = polled.members.swap_remove(at);
             polled.places -= gone.places();
+            polled.left(at, &gone);
             self.reckon(&mut polled);
         }
     }
@@ -249,6 +273,9 @@ impl Cq {
         if state.room != Room::Ample {
             self.admit(state)?;
         }
+        if state.crowd.is_some() {
+            return Ok(self.poll_crowd(state, wcs));
+        }
         let members = state.members.len();
         let mut filled = 0;
         // Members may have left since.
@@ -272,6 +299,13 @@ impl Cq {
             state.fruitless = 0;
             return Ok(filled);
         }
+        self.found_nothing(state);
+        Ok(0)
+    }
+
+    /// Counts a poll that had nothing to hand out.
+    #[inline]
+    fn found_nothing(&self, state: &mut Polled) {
         state.fruitless += 1;
         if state.fruitless >= PATIENCE {
             state.fruitless = 0;
@@ -279,7 +313,6 @@ impl Cq {
                 self.process.nudge_later();
             }
         }
-        Ok(0)
     }
 
     /// Runs something while neither this queue nor the other is polled.

@@ -3,7 +3,7 @@
 //! The *info* file is written by its owner and mapped read-only by peers (the kernel enforces it with
 //! `F_SEAL_FUTURE_WRITE`): who the process is, its key table, and for each queue pair its locks and
 //! what it accepts. The *mailbox* file is written by peers: receive rings, acknowledgements, and the
-//! armed words of completion queues. A peer that writes nonsense into a mailbox can spoil its own
+//! armed words and calls of completion queues. A peer that writes nonsense into a mailbox can spoil its own
 //! connection, nothing else.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm6");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm7");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -92,6 +92,9 @@ pub(crate) struct Responder {
     /// Nonzero if it can fetch a message from any memory of its peer; otherwise only from what it can
     /// map.
     pub fetches: AtomicU32,
+    /// Nonzero while polls do not look at it unasked: one more than the index of the completion queue
+    /// whose [`Calls`] shall have its bit set by those who leave something in its mailbox.
+    pub resting: AtomicU32,
 }
 
 /// What peers write to a queue pair.
@@ -131,6 +134,18 @@ pub(crate) struct CqBell {
     pub fired: AtomicU32,
 }
 
+/// Which queue pairs of a completion queue wait to be looked at, by their indices. Bits are hints: one
+/// too many costs a look, one too few some time.
+#[repr(C)]
+pub(crate) struct Calls {
+    /// A bit for each [`CALLS_IN_GROUP`] queue pairs of which one may have called.
+    pub groups: Line<AtomicU64>,
+    pub words: [AtomicU64; MAX_QP / 64],
+}
+
+/// Queue pairs whose calls are found by one bit.
+pub(crate) const CALLS_IN_GROUP: usize = MAX_QP / 64;
+
 pub(crate) const ARMED_NOT: u32 = 0;
 pub(crate) const ARMED_SOLICITED: u32 = 1;
 pub(crate) const ARMED_ANY: u32 = 2;
@@ -149,6 +164,7 @@ pub(crate) struct Info {
 #[repr(C)]
 pub(crate) struct Mailbox {
     pub cqs: [CqBell; MAX_CQ],
+    pub calls: [Calls; MAX_CQ],
     pub qps: [QpMailbox; MAX_QP],
 }
 

@@ -72,8 +72,8 @@ impl Cq {
             // Some may have become visible before anybody knew that they count.
             self.count_later();
         }
-        self.notes
-            .store(is_scarce || self.channel.is_some(), Ordering::Relaxed);
+        let notes = is_scarce || self.channel.is_some() || polled.crowd.is_some();
+        self.notes.store(notes, Ordering::Relaxed);
     }
 
     /// Completions became visible.
@@ -108,10 +108,15 @@ impl Cq {
     pub(super) fn admit(&self, polled: &mut Polled) -> Result<(), Errno> {
         if polled.room == Room::Scarce {
             // What is under way arrives before it is counted, as it would on a wire.
-            for member in &polled.members {
+            self.answer_calls(polled);
+            for member in polled.visited() {
                 member.qp.advance(member.sends, member.receives, false);
             }
-            self.count(polled);
+            self.watch.is_due.swap(false, Ordering::AcqRel);
+            // Whoever has something that is not due any more has called before.
+            self.answer_calls(polled);
+            let waiting = polled.visited().map(Member::waiting).sum();
+            self.judge(polled, waiting);
         }
         if polled.room == Room::Overrun {
             return Err(Errno::IO);
@@ -121,13 +126,17 @@ impl Cq {
 
     /// Counts what waits, and if that is too much, gives the queue up and its queue pairs with it.
     /// Nothing is taken from the queue meanwhile, so this is never more than has waited at once.
-    fn count(&self, polled: &mut Polled) -> u64 {
+    fn count(&self, polled: &mut Polled) {
         self.watch.is_due.swap(false, Ordering::AcqRel);
-        let waiting: u64 = polled.members.iter().map(Member::waiting).sum();
+        let waiting = polled.members.iter().map(Member::waiting).sum();
+        self.judge(polled, waiting);
+    }
+
+    /// Gives the queue up if more wait than it has room for.
+    fn judge(&self, polled: &mut Polled, waiting: u64) {
         if waiting > u64::from(self.cqe()) {
             self.give_up(polled);
         }
-        waiting
     }
 
     #[cold]
@@ -143,7 +152,7 @@ impl Cq {
             member.qp.fail_untold();
         }
         // Whoever sleeps shall find out.
-        self.notify(true);
+        self.wake(true);
     }
 
     /// ibv_resize_cq(3).

@@ -27,7 +27,7 @@ fn destroying_a_queue_waits_for_acknowledgements() {
     for cq in queues {
         for _ in 0..2 {
             of(cq).req_notify(false);
-            of(cq).notify(false);
+            of(cq).wake(false);
         }
     }
     // Two of one, one of each of the others.

@@ -286,6 +286,25 @@ impl Link {
         }
     }
 
+    /// Something was left in the peer's mailbox: its polls shall look, if they would not do so unasked.
+    #[inline]
+    pub(super) fn call(&self) {
+        let resting = self.info().responder.0.resting.load(Ordering::Relaxed);
+        if resting != 0 {
+            self.call_resting(resting);
+        }
+    }
+
+    #[cold]
+    fn call_resting(&self, resting: u32) {
+        // What is left within this process is taken by whoever leaves it.
+        if let Via::Shm(peer) = &self.via
+            && let Some(calls) = peer.mailbox().calls.get(resting as usize - 1)
+        {
+            calls.call(super::layout::qpn_index(self.dest_qpn));
+        }
+    }
+
     /// Asks the peer's process to look at its queue pairs, although none of its threads polls.
     pub(super) fn kick(&self) {
         if let Via::Shm(peer) = &self.via {

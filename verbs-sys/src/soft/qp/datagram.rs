@@ -267,13 +267,14 @@ impl Qp {
             return;
         }
         link.mailbox().datagrams.fetch_add(1, Ordering::Release);
+        link.call();
         if let Some(bell) = &link.recv_bell {
             bell.ring(header.flags & SOLICITED != 0);
         } else if matches!(link.via, Via::Local)
             && let Some(peer) = self.process.qp(qpn)
         {
             // Its own poll takes it; whoever sleeps must be told.
-            peer.recv_cq.notify(header.flags & SOLICITED != 0);
+            peer.recv_cq.notify(&peer, header.flags & SOLICITED != 0);
         }
     }
 
@@ -293,7 +294,7 @@ impl Qp {
         if rustix::net::sendto(&endpoint.socket, bytes, flags, &address).is_ok() {
             let sent = &self.mailbox().datagrams;
             sent.fetch_add(1, Ordering::Release);
-            self.recv_cq.notify(header.flags & SOLICITED != 0);
+            self.recv_cq.notify(self, header.flags & SOLICITED != 0);
         }
     }
 

@@ -6,6 +6,7 @@ mod modify;
 mod queues;
 mod requester;
 mod responder;
+mod rest;
 mod state;
 mod stream;
 
@@ -69,6 +70,7 @@ pub(super) struct Qp {
     /// Of a datagram queue pair.
     datagrams: Option<datagram::Endpoint>,
     state: AtomicU32,
+    resting: rest::Resting,
     sq: SendQueue,
     rq: RecvQueue,
     /// Written under both locks, read under either.
@@ -156,6 +158,7 @@ impl Qp {
             qp_type: init.qp_type,
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
+            resting: rest::Resting::default(),
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
             rq,
             srq,
@@ -185,6 +188,7 @@ impl Qp {
         // Connections of queue pairs that follow each other in a place are told apart, too.
         qp.control().generation = before.wrapping_mul(CONNECTIONS_APART);
         info.responder.0.hears.store(same.into(), Ordering::Relaxed);
+        info.responder.0.resting.store(0, Ordering::Relaxed);
         qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
         qp.send_cq.attach(&qp, true, same);
         if !same {

@@ -27,7 +27,7 @@ impl Qp {
         // SAFETY: as for this function.
         let signaled = unsafe { self.execute_straight(wr) };
         if signaled == Some(true) {
-            self.send_cq.notify(false);
+            self.send_cq.notify(self, false);
         }
         signaled.is_some()
     }

@@ -262,9 +262,11 @@ impl Qp {
         } else if bell.due {
             owed.local |= bell.local;
             // SAFETY: the send lock is held.
-            let link = unsafe { self.link() };
-            if let Some(peer) = link.and_then(|link| link.recv_bell.as_ref()) {
-                peer.ring(bell.solicited);
+            if let Some(link) = unsafe { self.link() } {
+                link.call();
+                if let Some(peer) = &link.recv_bell {
+                    peer.ring(bell.solicited);
+                }
             }
             if self.send_cq.is_armed() {
                 // We may be about to sleep, and the peer's program may never look.
@@ -272,7 +274,9 @@ impl Qp {
             }
         }
         if owed.completed {
-            self.send_cq.notify(owed.failed);
+            self.send_cq.notify(self, owed.failed);
+        } else if self.is_resting() && self.waits() {
+            self.call_if_resting(&self.send_cq);
         }
     }
 

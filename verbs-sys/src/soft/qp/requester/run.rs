@@ -74,7 +74,7 @@ impl Qp {
         // SAFETY: as for this function.
         let rest = unsafe { self.execute_run(wr, &mut completed) };
         if completed {
-            self.send_cq.notify(false);
+            self.send_cq.notify(self, false);
         }
         rest
     }

@@ -233,7 +233,7 @@ impl Qp {
             }
         }
         if notify && self.rq.done.load(Ordering::Relaxed) != before {
-            self.recv_cq.notify(solicited);
+            self.recv_cq.notify(self, solicited);
         }
         answered
     }
@@ -488,7 +488,7 @@ impl Qp {
         let flushed = self.flush_posted_recvs();
         epoch::unlock(&self.info().rq_epoch.0);
         if flushed {
-            self.recv_cq.notify(true);
+            self.recv_cq.notify(self, true);
         }
     }
 
