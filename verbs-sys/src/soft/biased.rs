@@ -64,21 +64,31 @@ impl<T> Biased<T> {
     /// Takes the lock, spinning. Not to be taken again by its holder.
     #[inline(always)]
     pub(super) fn lock(&self) -> Guard<'_, T> {
-        let me = thread();
         // A thread that is inside already waits for itself below, as with any lock, and does no harm.
-        if self.owner.load(Ordering::Relaxed) == me && !self.inside.load(Ordering::Relaxed) {
-            self.inside.store(true, Ordering::Relaxed);
-            // The processor's fence is in the other's membarrier.
-            compiler_fence(Ordering::SeqCst);
-            if self.owner.load(Ordering::Relaxed) == me {
-                return Guard {
-                    lock: self,
-                    is_owner: true,
-                };
-            }
-            self.inside.store(false, Ordering::Release);
+        match self.try_own() {
+            Some(guard) => guard,
+            None => self.lock_slowly(thread()),
         }
-        self.lock_slowly(me)
+    }
+
+    /// Takes the lock if the bias is this thread's.
+    #[inline(always)]
+    pub(super) fn try_own(&self) -> Option<Guard<'_, T>> {
+        let me = thread();
+        if self.owner.load(Ordering::Relaxed) != me || self.inside.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.inside.store(true, Ordering::Relaxed);
+        // The processor's fence is in the other's membarrier.
+        compiler_fence(Ordering::SeqCst);
+        if self.owner.load(Ordering::Relaxed) == me {
+            return Some(Guard {
+                lock: self,
+                is_owner: true,
+            });
+        }
+        self.inside.store(false, Ordering::Release);
+        None
     }
 
     #[cold]

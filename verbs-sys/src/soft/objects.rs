@@ -407,6 +407,11 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, entries: c_int, wcs: *mut ibv_
             core::slice::from_raw_parts_mut(wcs, entries),
         )
     };
+    if let [wc] = &mut *wcs
+        && cq.take_one(wc)
+    {
+        return 1;
+    }
     match cq.poll(wcs) {
         Ok(filled) => filled as c_int,
         Err(error) => failed(error),

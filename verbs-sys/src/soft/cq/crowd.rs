@@ -19,7 +19,7 @@ use crate::ffi::ibv_wc;
 use crate::soft::layout::Calls;
 
 /// As many members as are all visited by every poll.
-pub(super) const FEW: usize = 16;
+pub(super) const FEW: usize = 4;
 /// Visits that find nothing before a member is said to rest, and again until it does, times active
 /// members; so idle members cost a poll less than a few microseconds.
 const PATIENCE: usize = 2048;
@@ -93,6 +93,8 @@ pub(super) struct Crowd {
     owed: usize,
     /// Polls until the next of those is due.
     until_turn: u32,
+    /// The member that last gave something.
+    pub(super) recent: usize,
 }
 
 impl Crowd {
@@ -107,6 +109,7 @@ impl Crowd {
             turn: 0,
             owed: 0,
             until_turn: SELDOM,
+            recent: 0,
         };
         for member in members {
             crowd.enter(member);
@@ -257,6 +260,9 @@ impl Crowd {
         }
         let member = &members[active.member as usize];
         let found = member.visit(wcs);
+        if found > 0 {
+            self.recent = active.member as usize;
+        }
         if active.gave(member, found, self.patience) {
             self.tire(members);
         }
@@ -281,6 +287,9 @@ impl Crowd {
             let member = &members[active.member as usize];
             let found = member.visit(&mut wcs[filled..]);
             filled += found;
+            if found > 0 {
+                self.recent = active.member as usize;
+            }
             impatient |= active.gave(member, found, self.patience);
             at += 1;
         }
@@ -421,6 +430,7 @@ impl Cq {
         };
         let calls = [self.calls(), self.peers_calls()];
         let filled = crowd.poll(&polled.members, calls, wcs);
+        polled.recent = crowd.recent;
         if filled > 0 {
             polled.fruitless = 0;
         } else {

@@ -352,6 +352,12 @@ impl Qp {
         self.sq.done.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
     }
 
+    /// A completion of a send, where that is all that a poll for one has to look for.
+    #[inline(always)]
+    pub(super) fn take_one(&self, wc: &mut ibv_wc) -> bool {
+        self.sq.take_one(wc, self.qpn)
+    }
+
     /// What a poll of the completion queue does for this queue pair: takes what has come, then hands
     /// out completions, those of requests before those of receives.
     #[inline(never)] // Or it spills what the loop over the queue pairs keeps.

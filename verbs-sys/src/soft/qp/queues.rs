@@ -81,6 +81,16 @@ impl Slot {
         if word & HAS_COMPLETION == 0 {
             return false;
         }
+        self.complete_plainly(wc, word, qp_num, src_qp);
+        if word & (HAS_IMM | HAS_SOURCE) != 0 {
+            self.complete_rarer(wc, word);
+        }
+        true
+    }
+
+    /// What every completion has.
+    #[inline(always)]
+    fn complete_plainly(&self, wc: &mut ibv_wc, word: u64, qp_num: u32, src_qp: u32) {
         *wc = ibv_wc {
             wr_id: self.wr_id.load(Ordering::Relaxed),
             status: (word & 0xff) as u32,
@@ -96,10 +106,6 @@ impl Slot {
             sl: 0,
             dlid_path_bits: 0,
         };
-        if word & (HAS_IMM | HAS_SOURCE) != 0 {
-            self.complete_rarer(wc, word);
-        }
-        true
     }
 
     /// What few completions have.
@@ -287,6 +293,26 @@ impl SendQueue {
     #[inline(always)]
     pub(super) fn may_poll_alone(&self) -> bool {
         !self.scan.load(Ordering::Relaxed).is_multiple_of(8)
+    }
+
+    /// Moves one completion out, if the next request has one of the usual kind, and the poll may be left at
+    /// that. Called by one poller at a time.
+    #[inline(always)]
+    pub(super) fn take_one(&self, wc: &mut ibv_wc, qp_num: u32) -> bool {
+        let scan = self.scan.load(Ordering::Relaxed);
+        let next = scan.wrapping_add(1);
+        if self.done.load(Ordering::Acquire) == scan || next.is_multiple_of(8) {
+            return false;
+        }
+        let slot = self.slots.at(scan);
+        let word = slot.outcome.load(Ordering::Relaxed);
+        if word & (HAS_COMPLETION | HAS_IMM | HAS_SOURCE) != HAS_COMPLETION {
+            return false;
+        }
+        slot.complete_plainly(wc, word, qp_num, 0);
+        self.head.store(next, Ordering::Release);
+        self.scan.store(next, Ordering::Relaxed);
+        true
     }
 
     /// Moves completions out. Called by one poller at a time.
