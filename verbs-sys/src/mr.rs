@@ -124,7 +124,9 @@ impl MemoryRegion {
     /// Deregisters the region; ibv_dereg_mr(3). Dropping does the same but can only log a failure.
     ///
     /// # Errors
-    /// Gives the region back, still registered.
+    /// Gives the region back: still registered, as while a window is bound to it, or on the software
+    /// device with its key dead and `EBUSY`, if a peer's process is stopped in the middle of an access;
+    /// calling again has the rest.
     pub fn deregister(self) -> Result<(), DeregisterError> {
         // SAFETY: the region is registered, and on success it is never used again.
         let code = unsafe { (self.pd.context().provider().dereg_mr)(self.raw.as_ptr()) };

@@ -16,6 +16,29 @@ use crate::{
 ///
 /// [`OwnedQueuePair::prepare`](crate::owned::OwnedQueuePair::prepare) makes chains that own their
 /// buffers, and that need no `unsafe`.
+///
+/// A WRITE, and behind it a message that tells of it; only the message makes a completion:
+///
+/// ```
+/// use verbs_sys::{MemoryRegion, PreparedSend, RemoteAddr, Sge, ffi::*};
+///
+/// fn write_and_tell(region: &MemoryRegion, remote: RemoteAddr) -> PreparedSend {
+///     let element = |offset, length| Sge {
+///         addr: region.addr() + offset,
+///         length,
+///         lkey: region.lkey(),
+///     };
+///     let mut write = ibv_send_wr { opcode: IBV_WR_RDMA_WRITE, ..Default::default() };
+///     write.wr.rdma = ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+///     let tell = ibv_send_wr {
+///         wr_id: 1,
+///         opcode: IBV_WR_SEND,
+///         send_flags: IBV_SEND_SIGNALED,
+///         ..Default::default()
+///     };
+///     PreparedSend::new(&[(write, &[element(0, 4096)]), (tell, &[element(4096, 8)])])
+/// }
+/// ```
 pub struct PreparedSend {
     // Vectors, whose contents stay where they are when they move, and which never grow.
     requests: Vec<ibv_send_wr>,

@@ -1,8 +1,9 @@
-//! The software RDMA device: reliable connections between processes of one host, in user space.
+//! The software RDMA device: connections and datagrams between processes, in user space.
 //!
-//! No kernel module, no daemon, no root. One-sided operations are copies that the initiator makes
-//! itself in memory both processes have mapped; messages go through a ring per connection. See the
-//! modules for how each part works.
+//! No kernel module, no daemon, no root. Within one host, one-sided operations are copies that the
+//! initiator makes itself, and messages go through a ring per connection; between hosts, which takes
+//! [`Options::listen`], requests go over TCP and datagrams over UDP. [`Options`] are given to
+//! [`Device::open_with`](crate::Device::open_with), or read from the environment.
 
 mod ah;
 mod biased;
