@@ -3,7 +3,7 @@
 use verbs_sys::{QpState, QueuePairEndpoint, WcOpcode, WcStatus, ffi};
 
 use crate::support::{
-    ALL_ACCESS, Destination, End, QpSetup, Queue, Recv, Request, pattern, scripts,
+    ALL_ACCESS, Destination, End, QpSetup, Queue, Recv, Refused, Request, pattern, scripts,
 };
 
 /// Bytes in front of a datagram in its receive buffer.
@@ -234,12 +234,21 @@ mod unreliable {
             if ends.leaves_out() {
                 return;
             }
-            for request in [
-                Request::read(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)),
-                Request::compare_swap(link.a_mem.sge(0, 8), link.b_mem.at(0), 1, 2),
-            ] {
-                let refused = ends.a.try_post_send(link.a, &[request]).unwrap_err();
-                assert_eq!(refused.errno, libc::EINVAL);
+            let write = Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)).id(1);
+            // Before the first request, and behind it.
+            for _ in 0..2 {
+                for request in [
+                    Request::read(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)),
+                    Request::compare_swap(link.a_mem.sge(0, 8), link.b_mem.at(0), 1, 2),
+                ] {
+                    let alone = ends.a.try_post_send(link.a, std::slice::from_ref(&request));
+                    let refused = Refused { errno: libc::EINVAL, index: 0 };
+                    assert_eq!(alone, Err(refused));
+                    let list = [write.clone(), request, write.clone()];
+                    let listed = ends.a.try_post_send(link.a, &list);
+                    assert_eq!(listed, Err(Refused { index: 1, ..refused }));
+                    ends.a.expect(link.a, Queue::Send, 1, WcStatus::Success);
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Checked access to memory: by lkey on our side, by rkey on the peer's, and the copy between them.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -9,6 +9,7 @@ use crate::ffi::{
     IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge,
     ibv_wc_status,
 };
+use crate::soft::epoch;
 use crate::soft::keys;
 use crate::soft::layout::{KeyEntry, MAX_KEYS};
 use crate::soft::link::{Link, Via};
@@ -177,6 +178,22 @@ pub(super) unsafe fn transfer<I: Iterator<Item = ibv_sge>>(
     }
     in_order();
     Ok(())
+}
+
+/// What a request costs beside the copy of its bytes, in bytes, roughly.
+const OVERHEAD: usize = 4096;
+
+/// Called between requests, when nothing that was checked is used again: lets those pass who wait for the
+/// epoch of `word`, once as much was copied in it as they shall wait for. `copied` counts since it began; `len`
+/// are the bytes of the last request. The lock is held.
+#[inline]
+pub(super) fn pass(word: &AtomicU64, copied: &mut usize, len: u64) {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    *copied = copied.saturating_add(len).saturating_add(OVERHEAD);
+    if *copied > CHUNK / 2 {
+        *copied = 0;
+        epoch::renew(word);
+    }
 }
 
 /// Keeps the accesses of one request before those of the next, as requests of a queue pair are

@@ -44,7 +44,7 @@ impl Qp {
             // SAFETY: as for this function, and the opcode is the one that is meant.
             IBV_WR_RDMA_WRITE => unsafe { self.execute_one::<true>(wr) },
             // SAFETY: as above.
-            IBV_WR_RDMA_READ => unsafe { self.execute_one::<false>(wr) },
+            IBV_WR_RDMA_READ if !self.is_unreliable() => unsafe { self.execute_one::<false>(wr) },
             _ => None,
         }
     }

@@ -12,6 +12,8 @@ mod message;
 mod post;
 mod progress;
 mod run;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::sync::atomic::Ordering;

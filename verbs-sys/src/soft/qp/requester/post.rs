@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::super::Qp;
+use super::super::access;
 use super::super::queues::Kept;
 use super::super::stream::is_answered;
 use super::window::{Bind, is_about_window};
@@ -67,24 +68,31 @@ impl Qp {
             unsafe { self.meet(endpoint, wr) };
             epoch::lock(&self.info().sq_epoch.0);
         }
+        let word = &self.info().sq_epoch.0;
+        let mut copied = 0;
         self.post_burst(|owed, bell| {
             // SAFETY: the chain is valid by the caller's promise.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
-                let rest = unsafe { self.execute_run(wr, &mut owed.completed) };
+                let rest = unsafe { self.execute_run(wr, &mut owed.completed, &mut copied) };
                 if rest != wr {
                     wr = rest;
                     continue;
                 }
                 // SAFETY: as above.
-                match unsafe { self.execute_straight(request) } {
-                    Some(signaled) => owed.completed |= signaled,
+                let len = match unsafe { self.execute_straight(request) } {
+                    Some(signaled) => {
+                        owed.completed |= signaled;
+                        // SAFETY: as above; a straight request has one element.
+                        unsafe { &*request.sg_list }.length.into()
+                    }
                     None => {
                         // SAFETY: as above.
                         let posted = unsafe { self.post_one(request, owed, bell) };
-                        posted.map_err(|code| (code, wr))?;
+                        posted.map_err(|code| (code, wr))?
                     }
-                }
+                };
+                access::pass(word, &mut copied, len);
                 wr = request.next;
             }
             Ok(())
@@ -108,7 +116,7 @@ impl Qp {
         result
     }
 
-    /// Validates one request, and executes or keeps it. The send lock is held.
+    /// Validates one request, and executes or keeps it; says how many bytes it has. The send lock is held.
     ///
     /// # Safety
     ///
@@ -119,7 +127,7 @@ impl Qp {
         wr: &ibv_send_wr,
         owed: &mut Owed,
         bell: &mut Bell,
-    ) -> Result<(), i32> {
+    ) -> Result<u64, i32> {
         let num_sge = u32::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
         if num_sge > self.cap.max_send_sge {
             return Err(libc::EINVAL);
@@ -183,7 +191,8 @@ impl Qp {
             }
         }
         // SAFETY: inline data is readable by the caller's promise.
-        unsafe { self.enqueue(wr.wr_id, &request, owed, bell) }
+        unsafe { self.enqueue(wr.wr_id, &request, owed, bell) }?;
+        Ok(total(request.sges))
     }
 
     /// Executes or keeps a validated request. The send lock is held.
@@ -365,6 +374,7 @@ impl Qp {
             .backlog
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        let mut copied = 0;
         while owed.map.is_none() {
             let position = self.sq.exec.load(Ordering::Relaxed);
             let end = match (self.begun_in_sqd(), self.state()) {
@@ -402,6 +412,7 @@ impl Qp {
             if !self.step(position, &request, owed, bell) {
                 return;
             }
+            access::pass(&self.info().sq_epoch.0, &mut copied, total(sges));
         }
     }
 }

@@ -15,7 +15,6 @@ use crate::ffi::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, ibv_send_wr,
 };
-use crate::soft::epoch;
 use crate::soft::keys::{self, Live};
 use crate::soft::layout::Target;
 use crate::soft::link::{Link, Via};
@@ -40,8 +39,9 @@ impl Known {
         base: std::ptr::null_mut(),
     };
 
-    fn new(key: u32, live: Live<'_>, base: *mut u8) -> Self {
-        let (start, len) = live.range();
+    /// The range is told apart from the key: what a peer says of it is read once, as it could say something
+    /// else the second time.
+    fn new(key: u32, live: Live<'_>, (start, len): (u64, u64), base: *mut u8) -> Self {
         Self {
             key,
             access: live.access(),
@@ -70,9 +70,9 @@ impl Qp {
     /// As for `post_send`.
     #[inline(never)]
     pub(super) unsafe fn execute_front(&self, wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
-        let mut completed = false;
+        let (mut completed, mut copied) = (false, 0);
         // SAFETY: as for this function.
-        let rest = unsafe { self.execute_run(wr, &mut completed) };
+        let rest = unsafe { self.execute_run(wr, &mut completed, &mut copied) };
         if completed {
             self.send_cq.notify(self, false);
         }
@@ -80,8 +80,8 @@ impl Qp {
     }
 
     /// Executes requests from the front of a chain for as long as they are straight, and gives the first
-    /// that it did not execute. `completed` is set if there is a completion that somebody has to be told of.
-    /// The send lock is held; its epoch may be another one afterwards.
+    /// that it did not execute. `completed` is set if there is a completion that somebody has to be told of;
+    /// `copied` is as in [`access::pass`]. The send lock is held; its epoch may be another one afterwards.
     ///
     /// # Safety
     ///
@@ -90,6 +90,7 @@ impl Qp {
         &self,
         mut wr: *mut ibv_send_wr,
         completed: &mut bool,
+        copied: &mut usize,
     ) -> *mut ibv_send_wr {
         let first = self.sq.tail.load(Ordering::Relaxed);
         let idle = self.sq.done.load(Ordering::Relaxed) == first;
@@ -104,12 +105,12 @@ impl Qp {
             return wr;
         };
         let (mut local, mut remote) = (Known::NOTHING, Known::NOTHING);
-        let (mut position, mut copied) = (first, 0);
+        let (mut position, mut sum) = (first, *copied);
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
             let (access, local_access, opcode) = match request.opcode {
                 IBV_WR_RDMA_WRITE => (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE),
-                IBV_WR_RDMA_READ => {
+                IBV_WR_RDMA_READ if !self.is_unreliable() => {
                     let access = IBV_ACCESS_REMOTE_READ;
                     (access, IBV_ACCESS_LOCAL_WRITE, IBV_WC_RDMA_READ)
                 }
@@ -124,7 +125,7 @@ impl Qp {
             // SAFETY: the opcode says that this member is meant; all are plain integers.
             let rdma = unsafe { request.wr.rdma };
             let len = sge.length as usize;
-            if len == 0 || len > CHUNK - copied {
+            if len == 0 || len > CHUNK.saturating_sub(sum) {
                 break;
             }
             if sge.lkey != local.key {
@@ -147,7 +148,7 @@ impl Qp {
                 unsafe { copy::read_shared(here, there, len) };
             }
             access::in_order();
-            copied += len;
+            sum += len;
             let signaled = self.sq_sig_all || request.send_flags & IBV_SEND_SIGNALED != 0;
             *completed |= signaled;
             let outcome = success(opcode, sge.length);
@@ -161,10 +162,8 @@ impl Qp {
             self.sq.exec.store(position, Ordering::Relaxed);
             self.sq.done.store(position, Ordering::Release);
         }
-        if copied > CHUNK / 2 {
-            // Whoever takes something away waits for no more than this.
-            epoch::renew(&self.info().sq_epoch.0);
-        }
+        *copied = sum;
+        access::pass(&self.info().sq_epoch.0, copied, 0);
         wr
     }
 
@@ -172,8 +171,8 @@ impl Qp {
     fn known_here(&self, lkey: u32) -> Known {
         match keys::lookup(&self.process.info().keys, lkey) {
             Some(live) if live.is_of(self.pd) => {
-                let (start, _) = live.range();
-                Known::new(lkey, live, start as usize as *mut u8)
+                let range = live.range();
+                Known::new(lkey, live, range, range.0 as usize as *mut u8)
             }
             _ => Known::NOTHING,
         }
@@ -186,14 +185,49 @@ fn known_there(link: &Link, target: Target, rkey: u32) -> Known {
     let Some(live) = live.filter(|live| live.serves(target.pd(), link.dest_qpn)) else {
         return Known::NOTHING;
     };
-    let (start, len) = live.range();
+    let range = live.range();
     let base = match &link.via {
-        Via::Local => Some(start as usize as *mut u8),
+        Via::Local => Some(range.0 as usize as *mut u8),
         Via::Shm(peer) if live.arena() != 0 => {
-            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let len = usize::try_from(range.1).unwrap_or(usize::MAX);
             peer.mapped(live.arena(), live.offset(), len)
         }
         _ => None,
     };
-    base.map_or(Known::NOTHING, |base| Known::new(rkey, live, base))
+    base.map_or(Known::NOTHING, |base| Known::new(rkey, live, range, base))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, AtomicU64};
+
+    use super::*;
+    use crate::soft::layout::{KeyEntry, MAX_KEYS};
+
+    /// A peer's own table is its own to write, whenever it likes.
+    #[test]
+    fn a_range_is_no_longer_than_what_was_mapped_for_it() {
+        let empty = || KeyEntry {
+            live: AtomicU32::new(0),
+            access: AtomicU32::new(0),
+            pd: AtomicU32::new(0),
+            arena: AtomicU32::new(0),
+            addr: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+        };
+        let keys: Vec<KeyEntry> = (0..MAX_KEYS).map(|_| empty()).collect();
+        let keys: &[KeyEntry; MAX_KEYS] = keys[..].try_into().unwrap();
+        let (key, entry) = (1 << 8, &keys[1]);
+        entry.addr.store(0x1000, Ordering::Relaxed);
+        entry.len.store(64, Ordering::Relaxed);
+        entry.live.store(key, Ordering::Release);
+        let live = keys::lookup(keys, key).unwrap();
+        let range = live.range();
+        entry.len.store(u64::MAX, Ordering::Relaxed);
+        let known = Known::new(key, live, range, std::ptr::null_mut());
+        assert_eq!(known.place(0x1030, 16, 0).map(<*mut u8>::addr), Some(0x30));
+        assert_eq!(known.place(0x1030, 17, 0), None);
+        assert_eq!(known.place(0xfff, 1, 0), None);
+    }
 }

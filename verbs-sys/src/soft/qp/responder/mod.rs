@@ -9,7 +9,7 @@ mod take;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::queues::Outcome;
-use super::{Guarded32, Guarded64, Qp, now_ns, state};
+use super::{Guarded32, Guarded64, Qp, access, now_ns, state};
 use crate::ffi::{
     IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_RESET,
     IBV_WC_REM_INV_REQ_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type,
@@ -255,7 +255,7 @@ impl Qp {
         let mut wants_completion = false;
         let mut refused = None;
         let mut map = None;
-        let mut taken = 0;
+        let (mut taken, mut copied) = (0, 0);
         while taken < BURST && !self.responder.is_closed() {
             let at = self.responder.ring_at.load(Ordering::Relaxed);
             if !ring.has(at) {
@@ -298,6 +298,8 @@ impl Qp {
                     self.count_executed();
                     wants_completion |= record.flags & ring::SIGNALED != 0;
                     *solicited |= record.flags & ring::SOLICITED != 0;
+                    let word = &self.info().rq_epoch.0;
+                    access::pass(word, &mut copied, record.len.into());
                 }
                 // The next poll makes room, and comes here again.
                 Step::Full => break,
