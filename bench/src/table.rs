@@ -178,6 +178,8 @@ pub fn hosts(lines: &[Line]) -> String {
         ]);
     }
     finish(builder, 2)
+        + "\nMedians over the rounds, the ratio that of each round's, so that it may differ from the quotient of two medians:\n\
+           on a busy machine, and with --quick, by much."
 }
 
 /// The table of the device alone, and what its columns say.
