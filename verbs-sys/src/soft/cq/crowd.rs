@@ -139,6 +139,10 @@ impl Crowd {
         let last = members.len();
         self.active.retain(|active| active.member as usize != place);
         self.is_active.swap_remove(place);
+        if self.owed > 0 {
+            // The one that moves may not have had its turn, and its new place may have.
+            self.owed = last;
+        }
         if let Some(moved) = members.get(place) {
             self.members[moved.index()] = place as u32;
             let is_it = |active: &&mut Active| active.member as usize == last;

@@ -226,6 +226,20 @@ fn everybody_is_visited_before_a_poll_finds_nothing() {
     assert_eq!(found, wanted);
 }
 
+/// The last takes the place of one that has had its turn.
+#[test]
+fn everybody_is_visited_although_somebody_leaves_meanwhile() {
+    let mut scene = Scene::new(10);
+    for place in [4, 9] {
+        scene.members[place].waiting.set(1);
+    }
+    scene.crowd.visit_everybody();
+    assert_eq!(scene.poll(1), [scene.index(4)]);
+    let (last, gone) = (scene.index(9), scene.members.swap_remove(4));
+    scene.crowd.leave(&scene.members, 4, &gone);
+    assert_eq!(scene.poll(1), [last]);
+}
+
 #[test]
 fn members_come_and_go() {
     let mut scene = Scene::new(30);
