@@ -11,6 +11,8 @@ mod channel;
 mod context;
 mod cq;
 mod device;
+#[cfg(feature = "drop-in")]
+mod drop_in;
 mod error;
 #[cfg(test)]
 mod fake;

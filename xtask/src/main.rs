@@ -1,5 +1,5 @@
-//! The project's one driver: `cargo xtask asan | bench | conformance | differential | faults | fuzz |
-//! test | vm`.
+//! The project's one driver: `cargo xtask asan | bench | conformance | differential | dist |
+//! faults | fuzz | run | test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
 //! depends on none of the product's crates, so it builds in seconds and works when they do not.
@@ -10,6 +10,8 @@ mod asan;
 mod bench;
 mod conformance;
 mod differential;
+mod dist;
+mod dropin;
 mod faults;
 mod fuzz;
 mod hosts;
@@ -40,10 +42,16 @@ enum Command {
     Conformance(conformance::Conformance),
     /// Run random verbs programs on soft0 and on the kernel's device, and compare
     Differential(differential::Differential),
+    /// Build the software device as libibverbs.so.1, for programs that were built against rdma-core
+    Dist(dist::Dist),
+    /// Run programs of others, unmodified, on the software device
+    Dropin(dropin::Dropin),
     /// Let strangers, liars, the dead and broken cables at the software device; needs root
     Faults(faults::Faults),
     /// Fuzz every parser of bytes that a peer sends (with the nightly toolchain)
     Fuzz(fuzz::Fuzz),
+    /// Run a program on the software device, by the library that `dist` builds
+    Run(dist::Run),
     /// Check format, lints and docs, and run every test
     Test(test::Test),
     /// Boot a stock kernel in an emulator and run tests there on its software RDMA device `rxe0`
@@ -56,8 +64,11 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
         Command::Differential(differential) => differential.run(),
+        Command::Dist(dist) => dist.run().map(|()| ExitCode::SUCCESS),
+        Command::Dropin(dropin) => dropin.run().map(|()| ExitCode::SUCCESS),
         Command::Faults(faults) => faults.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Run(run) => run.run(),
         Command::Test(test) => test.run().map(|()| ExitCode::SUCCESS),
         Command::Vm(vm) => vm.run(),
     };

@@ -141,6 +141,10 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
     verbs.context.async_fd = events.fd();
     verbs.context.num_comp_vectors = 1;
     verbs.context.ops = objects::OPS;
+    #[cfg(feature = "drop-in")]
+    {
+        verbs.query_port = Some(crate::drop_in::query_port_sized);
+    }
     let context = Box::new(Context {
         verbs,
         process: Some(process),
