@@ -164,6 +164,12 @@ fn one_sided() -> Vec<Comparison> {
             ));
         }
     }
+    for (verb, command) in [("WRITE", "write"), ("READ", "read")] {
+        let test = format!("{command} --size 4096 --over 1048576");
+        let ours = perf(format!("{verb} 4 KiB, through 1 MiB"), &*test, "ours_ns");
+        let copy = perf("memcpy", &*test, "memcpy_ns");
+        lines.push(line(ours, Time, copy, AtMost(1.5)));
+    }
     for size in [4 << 10, 64 << 10] {
         let test = format!("skew --size {size}");
         let label = format!("WRITE {}, unaligned", crate::format::bytes(size));

@@ -44,9 +44,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Test {
     /// Signaled WRITEs, post to polled completion, one at a time; beside plain copies between the same kinds of mapping
-    Write(Bytes),
+    Write(Single),
     /// Signaled READs, in the same way
-    Read(Bytes),
+    Read(Single),
     /// WRITEs of which only the last of each chain is signaled
     Chain {
         #[arg(long, default_value_t = 64)]
@@ -93,6 +93,15 @@ enum Test {
 }
 
 #[derive(clap::Args)]
+struct Single {
+    #[command(flatten)]
+    bytes: Bytes,
+    /// Go through so many bytes in turn, rather than use the same again and again
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    over: usize,
+}
+
+#[derive(clap::Args)]
 struct Bytes {
     #[arg(long, default_value_t = 8)]
     size: usize,
@@ -101,8 +110,12 @@ struct Bytes {
 fn run(cli: &Cli) -> Result<Figures> {
     let budget = std::time::Duration::from_millis(cli.ms);
     match &cli.test {
-        Test::Write(bytes) => one_sided::single(Direction::Write, bytes.size, budget),
-        Test::Read(bytes) => one_sided::single(Direction::Read, bytes.size, budget),
+        Test::Write(single) => {
+            one_sided::single(Direction::Write, single.bytes.size, single.over, budget)
+        }
+        Test::Read(single) => {
+            one_sided::single(Direction::Read, single.bytes.size, single.over, budget)
+        }
         Test::Chain { size, length } => one_sided::chain(*size, *length, budget),
         Test::Skew(bytes) => one_sided::skew(bytes.size, budget),
         Test::Heap(bytes) => one_sided::heap(bytes.size, budget),

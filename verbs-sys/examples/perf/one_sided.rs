@@ -8,7 +8,7 @@ use verbs_sys::ffi::{self, ibv_wr_opcode};
 use verbs_sys::{PreparedSend, RemoteAddr};
 
 use crate::endpoint::{Endpoint, Memory, Options, request};
-use crate::peer::{PING, PONG, Pair, Service, Task};
+use crate::peer::{DONE, PING, PONG, Pair, Service, Task};
 use crate::rounds::alternate;
 use crate::shared::{LINE, await_word};
 use crate::{Figures, Result};
@@ -70,24 +70,49 @@ fn transfer(here: &Endpoint, send: &mut PreparedSend) -> Result<()> {
     Ok(())
 }
 
-/// One at a time, post to completion.
-pub fn single(direction: Direction, size: usize, budget: Duration) -> Result<Figures> {
+/// One at a time, post to completion, at as many places in turn as `over` has room for, or at one.
+pub fn single(direction: Direction, size: usize, over: usize, budget: Duration) -> Result<Figures> {
     let pair = Pair::start(Options::PLAIN)?;
     check(&pair, size)?;
     let here = &pair.here;
-    let mut send = prepare(here, direction.opcode(), 0, size, pair.there);
+    let places = over.min(SOURCE) / size.max(1);
+    let offsets: Vec<usize> = (0..places.max(1)).map(|place| place * size).collect();
+    let mut sends: Vec<_> = offsets
+        .iter()
+        .map(|&offset| {
+            prepare(
+                here,
+                direction.opcode(),
+                offset,
+                size,
+                at(pair.there, offset),
+            )
+        })
+        .collect();
     let (ours, plain) = (here.bytes(), pair.shared.copies());
     let (from, to) = match direction {
         Direction::Read => (plain, ours),
         Direction::Write => (ours, plain),
     };
+    let (mut sent, mut copied) = (0, 0);
     let [verb, copy] = alternate(
         budget,
         [
-            &mut |count| (0..count).try_for_each(|_| transfer(here, &mut send)),
+            &mut |count| {
+                (0..count).try_for_each(|_| {
+                    sent = if sent + 1 < sends.len() { sent + 1 } else { 0 };
+                    transfer(here, &mut sends[sent])
+                })
+            },
             &mut |count| {
                 for _ in 0..count {
-                    copy_plainly(from, to, size);
+                    copied = if copied + 1 < offsets.len() {
+                        copied + 1
+                    } else {
+                        0
+                    };
+                    let offset = offsets[copied];
+                    copy_plainly(from.wrapping_add(offset), to.wrapping_add(offset), size);
                 }
                 Ok(())
             },
@@ -243,6 +268,7 @@ pub fn consumed(length: usize, budget: Duration) -> Result<Figures> {
                 let source = |place: usize| pair.here.word((SOURCE + place * LINE) / 8);
                 for _ in 0..count {
                     let lap = written / LINES + 1;
+                    await_reader(&pair, written);
                     for send in &mut sends {
                         for place in 0..length {
                             source(place).store(lap, Ordering::Relaxed);
@@ -251,7 +277,7 @@ pub fn consumed(length: usize, budget: Duration) -> Result<Figures> {
                     }
                     written += LINES;
                 }
-                await_word(pair.shared.word(crate::peer::DONE), written);
+                await_word(pair.shared.word(DONE), written);
                 Ok(())
             },
             &mut |count| {
@@ -261,6 +287,7 @@ pub fn consumed(length: usize, budget: Duration) -> Result<Figures> {
                 let source = pair.here.word(SOURCE / 8);
                 for _ in 0..count {
                     let lap = copied / LINES + 1;
+                    await_reader(&pair, copied);
                     for line in 0..LINES as usize {
                         source.store(lap, Ordering::Relaxed);
                         let to = pair.shared.copies().wrapping_add(line * LINE);
@@ -268,7 +295,7 @@ pub fn consumed(length: usize, budget: Duration) -> Result<Figures> {
                     }
                     copied += LINES;
                 }
-                await_word(pair.shared.word(crate::peer::DONE), copied);
+                await_word(pair.shared.word(DONE), copied);
                 Ok(())
             },
         ],
@@ -280,23 +307,31 @@ pub fn consumed(length: usize, budget: Duration) -> Result<Figures> {
     ]))
 }
 
-/// The peer's part: waits for the lines in turn. A line may be ahead by laps.
+/// Waits until the peer has read all but the last lap, so that no line is written again before it was read.
+fn await_reader(pair: &Pair, written: u64) {
+    while pair.shared.word(DONE).load(Ordering::Acquire) + LINES < written {
+        std::hint::spin_loop();
+    }
+}
+
+/// The peer's part: waits for the lines in turn, and says after each lap how many it has read.
 pub fn consume<'a>(
     service: &Service,
     word: impl Fn(usize) -> &'a AtomicU64,
     count: u64,
     first: u64,
 ) {
+    let done = service.shared.word(DONE);
+    done.store(first, Ordering::Release);
     for number in first..first + count {
         let (line, lap) = ((number % LINES) as usize, number / LINES + 1);
         while word(line).load(Ordering::Acquire) < lap {
             std::hint::spin_loop();
         }
+        if line as u64 == LINES - 1 {
+            done.store(number + 1, Ordering::Release);
+        }
     }
-    service
-        .shared
-        .word(crate::peer::DONE)
-        .store(first + count, Ordering::Release);
 }
 
 /// Words written back and forth: half a round trip.

@@ -22,7 +22,7 @@ const WIDE: usize = 256;
 
 /// From this length on, the lines to be stored are fetched ahead, so that a store that misses the
 /// cache does not hold up those behind it.
-const FETCH_AHEAD: usize = 32 << 10;
+const FETCH_AHEAD: usize = 2 << 10;
 
 /// How far ahead, bytes. Never beyond the end of the copy: the lines there may be a peer's.
 const AHEAD: usize = 1024;

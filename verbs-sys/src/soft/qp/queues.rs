@@ -222,6 +222,13 @@ impl SendQueue {
         tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
     }
 
+    /// How many more requests it has room for.
+    #[inline]
+    pub(super) fn room(&self, tail: u32) -> u32 {
+        let held = tail.wrapping_sub(self.head.load(Ordering::Acquire));
+        self.slots.limit.saturating_sub(held)
+    }
+
     /// Requests it has room for.
     pub(super) fn places(&self) -> u32 {
         self.slots.limit

@@ -106,18 +106,22 @@ impl Qp {
         };
         let (mut local, mut remote) = (Known::NOTHING, Known::NOTHING);
         let (mut position, mut sum) = (first, *copied);
+        let end = first.wrapping_add(self.sq.room(first));
+        let writes = target.allows(IBV_ACCESS_REMOTE_WRITE);
+        let reads = target.allows(IBV_ACCESS_REMOTE_READ) && !self.is_unreliable();
+        let mut told = false;
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
             let (access, local_access, opcode) = match request.opcode {
-                IBV_WR_RDMA_WRITE => (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE),
-                IBV_WR_RDMA_READ if !self.is_unreliable() => {
+                IBV_WR_RDMA_WRITE if writes => (IBV_ACCESS_REMOTE_WRITE, 0, IBV_WC_RDMA_WRITE),
+                IBV_WR_RDMA_READ if reads => {
                     let access = IBV_ACCESS_REMOTE_READ;
                     (access, IBV_ACCESS_LOCAL_WRITE, IBV_WC_RDMA_READ)
                 }
                 _ => break,
             };
             let is_straight = request.num_sge == 1 && request.send_flags & IBV_SEND_INLINE == 0;
-            if !is_straight || self.sq.is_full(position) || !target.allows(access) {
+            if !is_straight || position == end {
                 break;
             }
             // SAFETY: one element is readable by the caller's promise.
@@ -150,13 +154,14 @@ impl Qp {
             access::in_order();
             sum += len;
             let signaled = self.sq_sig_all || request.send_flags & IBV_SEND_SIGNALED != 0;
-            *completed |= signaled;
+            told |= signaled;
             let outcome = success(opcode, sge.length);
             self.sq
                 .finish_at_once(position, request.wr_id, outcome, signaled);
             position = position.wrapping_add(1);
             wr = request.next;
         }
+        *completed |= told;
         if position != first {
             self.sq.tail.store(position, Ordering::Relaxed);
             self.sq.exec.store(position, Ordering::Relaxed);
