@@ -361,9 +361,11 @@ scripts! {
         let srq = ends.b.create_srq(8, 1);
         let setup = QpSetup { srq: Some(srq.id), ..QpSetup::default() };
         let (link, to) = ends.datagrams_with(setup, 1, 2);
+        let behind = ends.datagrams(1, 2);
         for id in 0..20 {
             if ends.is_software() {
                 ends.a.transfer(link.a, Request::send(&[]).id(1).to(to));
+                ends.let_datagrams_come(behind);
                 ends.b.assert_idle(link.b, Queue::Recv);
             }
             ends.b.post_srq(srq, &[Recv::new(id, &[link.b_mem.sge(0, 100)])]);

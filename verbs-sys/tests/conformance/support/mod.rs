@@ -199,6 +199,16 @@ impl Ends {
         (link, to)
     }
 
+    /// Waits until the datagrams that one end of the software device has sent before have come to the other:
+    /// one behind them, between two queue pairs of its own, has.
+    pub fn let_datagrams_come(&mut self, behind: (Link, Destination)) {
+        let (link, to) = behind;
+        self.b
+            .post_recv(link.b, &[Recv::new(77, &[link.b_mem.sge(0, 100)])]);
+        self.a.transfer(link.a, Request::send(&[]).id(78).to(to));
+        self.b.expect(link.b, Queue::Recv, 77, WcStatus::Success);
+    }
+
     /// Has the process of `b` start with something, and does not wait for the answer.
     pub fn tell_b(&mut self, command: Command) {
         match &mut self.b {
