@@ -35,10 +35,10 @@ pub struct Setup {
 }
 
 impl Default for Setup {
-    /// Gives a silent peer up after about a second.
+    /// Gives a silent peer up after about two seconds: a busy machine may keep one waiting for one.
     fn default() -> Self {
         Self {
-            timeout: 14,
+            timeout: 16,
             retry_cnt: 6,
             psn: 0xff_ff00,
         }
