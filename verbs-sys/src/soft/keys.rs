@@ -128,12 +128,24 @@ impl Live<'_> {
     /// The offset of bytes that lie in the range, if the key gives these rights.
     #[inline(always)]
     fn grants(self, addr: u64, len: usize, access: u32) -> Option<u64> {
-        let (start, size) = self.range();
-        let offset = addr.wrapping_sub(start);
-        let fits = offset <= size && len as u64 <= size - offset;
-        let granted = self.access() & access == access;
-        (fits && granted).then_some(offset)
+        offset_in(self.range(), self.access(), addr, len, access)
     }
+}
+
+/// The offset of bytes that lie in a range of so many bytes from an address on, if the rights that are given
+/// have these among them.
+#[inline(always)]
+pub(super) fn offset_in(
+    (start, size): (u64, u64),
+    given: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Option<u64> {
+    let offset = addr.wrapping_sub(start);
+    let fits = offset <= size && len as u64 <= size - offset;
+    let granted = given & access == access;
+    (fits && granted).then_some(offset)
 }
 
 #[cold]

@@ -219,7 +219,7 @@ impl SendQueue {
 
     #[inline]
     pub(super) fn is_full(&self, tail: u32) -> bool {
-        tail.wrapping_sub(self.head.load(Ordering::Acquire)) >= self.slots.limit
+        self.room(tail) == 0
     }
 
     /// How many more requests it has room for.
@@ -296,10 +296,10 @@ impl SendQueue {
         false
     }
 
-    /// Whether the poll that has filled its array may leave it at that: seven of eight may.
+    /// Whether the poll that has filled its array may leave it at that.
     #[inline(always)]
     pub(super) fn may_poll_alone(&self) -> bool {
-        !self.scan.load(Ordering::Relaxed).is_multiple_of(8)
+        may_end_poll(self.scan.load(Ordering::Relaxed))
     }
 
     /// Moves one completion out, if the next request has one of the usual kind, and the poll may be left at
@@ -308,7 +308,7 @@ impl SendQueue {
     pub(super) fn take_one(&self, wc: &mut ibv_wc, qp_num: u32) -> bool {
         let scan = self.scan.load(Ordering::Relaxed);
         let next = scan.wrapping_add(1);
-        if self.done.load(Ordering::Acquire) == scan || next.is_multiple_of(8) {
+        if self.done.load(Ordering::Acquire) == scan || !may_end_poll(next) {
             return false;
         }
         let slot = self.slots.at(scan);
@@ -341,6 +341,12 @@ impl SendQueue {
         self.scan.store(scan, Ordering::Relaxed);
         filled
     }
+}
+
+/// Whether a poll that is filled by the completions before this position may end there: seven of eight may.
+#[inline(always)]
+fn may_end_poll(position: u32) -> bool {
+    !position.is_multiple_of(8)
 }
 
 /// The receive queue: `head <= done <= tail`.

@@ -24,8 +24,8 @@ use crate::soft::link::{Link, Via};
 struct Known {
     key: u32,
     access: u32,
-    start: u64,
-    len: u64,
+    /// Where it starts, and its bytes.
+    range: (u64, u64),
     /// Where its start is mapped here.
     base: *mut u8,
 }
@@ -34,19 +34,17 @@ impl Known {
     const NOTHING: Self = Self {
         key: 0,
         access: 0,
-        start: 0,
-        len: 0,
+        range: (0, 0),
         base: std::ptr::null_mut(),
     };
 
     /// The range is told apart from the key: what a peer says of it is read once, as it could say something
     /// else the second time.
-    fn new(key: u32, live: Live<'_>, (start, len): (u64, u64), base: *mut u8) -> Self {
+    fn new(key: u32, live: Live<'_>, range: (u64, u64), base: *mut u8) -> Self {
         Self {
             key,
             access: live.access(),
-            start,
-            len,
+            range,
             base,
         }
     }
@@ -54,10 +52,8 @@ impl Known {
     /// Where these bytes are, if they lie in the range and the key gives the right.
     #[inline(always)]
     fn place(&self, addr: u64, len: usize, access: u32) -> Option<*mut u8> {
-        let offset = addr.wrapping_sub(self.start);
-        let fits = offset <= self.len && len as u64 <= self.len - offset;
-        let granted = self.access & access == access;
-        (fits && granted).then(|| self.base.wrapping_add(offset as usize))
+        let offset = keys::offset_in(self.range, self.access, addr, len, access)?;
+        Some(self.base.wrapping_add(offset as usize))
     }
 }
 
