@@ -229,7 +229,9 @@ unsafe fn copy<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: usize) 
         // SAFETY: just checked.
         unsafe { cursor.copy_8() };
     }
-    cursor.finish();
+    if cursor.left != 0 {
+        cursor.finish();
+    }
 }
 
 /// The same for lengths above [`SMALL`], kept out of line.

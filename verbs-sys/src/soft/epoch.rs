@@ -79,7 +79,7 @@ fn await_change(word: &AtomicU64, epoch: u64, dead: impl Fn() -> bool) -> bool {
 
 /// Waits until what this process's own requester and responder of a queue pair are at has ended.
 pub(super) fn quiesce_own(qp: &QpInfo) {
-    for word in [&qp.sq_epoch.0, &qp.rq_epoch.0] {
+    for word in qp.sends.0.epochs().chain([&qp.rq_epoch.0]) {
         // Our own threads are stopped only when we are.
         while !quiesce(word, || false) {}
     }

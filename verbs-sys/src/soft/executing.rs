@@ -57,7 +57,7 @@ impl Executing {
     }
 
     /// Waits until no queue pair, ours or a peer's connected to ours, executes a request that began
-    /// before the call.
+    /// before the call. Posts are [fenced](super::fencing).
     ///
     /// # Errors
     /// `EBUSY` if a peer's process is stopped in the middle of one.

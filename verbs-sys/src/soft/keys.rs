@@ -44,7 +44,10 @@ pub(super) fn window_of_qp(qpn: u32) -> u32 {
 /// A live key, whose fields do not change under the epoch that it was looked up in. They are read when they
 /// are asked for: most accesses want few of them.
 #[derive(Clone, Copy)]
-pub(super) struct Live<'a>(&'a KeyEntry);
+pub(super) struct Live<'a> {
+    entry: &'a KeyEntry,
+    word: u64,
+}
 
 /// Looks up a key.
 ///
@@ -52,47 +55,57 @@ pub(super) struct Live<'a>(&'a KeyEntry);
 #[inline(always)]
 pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Live<'_>> {
     let entry = keys.get((key >> 8) as usize)?;
-    let is_live = entry.live.load(Ordering::SeqCst) == key && key != 0;
-    is_live.then_some(Live(entry))
+    let word = entry.live.load(Ordering::SeqCst);
+    let is_live = word as u32 == key && key != 0;
+    is_live.then_some(Live { entry, word })
 }
 
-impl Live<'_> {
+impl<'a> Live<'a> {
+    pub(super) fn entry(self) -> &'a KeyEntry {
+        self.entry
+    }
+
+    /// What [`KeyEntry::live`] is for as long as the key, with its fields, holds.
+    pub(super) fn word(self) -> u64 {
+        self.word
+    }
+
     /// Where the range begins, and its bytes.
     #[inline(always)]
     pub(super) fn range(self) -> (u64, u64) {
-        let (addr, len) = (&self.0.addr, &self.0.len);
+        let (addr, len) = (&self.entry.addr, &self.entry.len);
         (addr.load(Ordering::Relaxed), len.load(Ordering::Relaxed))
     }
 
     /// The rights that it gives.
     #[inline(always)]
     pub(super) fn access(self) -> u32 {
-        self.0.access.load(Ordering::Relaxed)
+        self.entry.access.load(Ordering::Relaxed)
     }
 
     /// Whether it is of this protection domain, and a region's.
     #[inline(always)]
     pub(super) fn is_of(self, pd: u32) -> bool {
-        self.0.pd.load(Ordering::Relaxed) == pd
+        self.entry.pd.load(Ordering::Relaxed) == pd
     }
 
     /// Whether it serves the queue pair `qpn` of this protection domain.
     #[inline(always)]
     pub(super) fn serves(self, pd: u32, qpn: u32) -> bool {
-        let named = self.0.pd.load(Ordering::Relaxed);
+        let named = self.entry.pd.load(Ordering::Relaxed);
         named == pd || is_window_for(named, pd, qpn)
     }
 
     /// The number of the arena that the range lies in, or 0.
     #[inline(always)]
     pub(super) fn arena(self) -> u32 {
-        self.0.arena.load(Ordering::Relaxed)
+        self.entry.arena.load(Ordering::Relaxed)
     }
 
     /// Where the range begins in its arena.
     #[inline(always)]
     pub(super) fn offset(self) -> u64 {
-        self.0.offset.load(Ordering::Relaxed)
+        self.entry.offset.load(Ordering::Relaxed)
     }
 
     /// Checks an access of local work; `failed` is the status it ends with. Gives the offset in the range.
@@ -196,19 +209,27 @@ impl Allocator {
         entry.addr.store(range.addr, Ordering::Relaxed);
         entry.len.store(range.len, Ordering::Relaxed);
         entry.offset.store(range.offset, Ordering::Relaxed);
-        entry.live.store(key, Ordering::Release);
+        let before = entry.live.load(Ordering::Relaxed) >> 32;
+        let generation = before.wrapping_add(1) << 32;
+        entry
+            .live
+            .store(generation | u64::from(key), Ordering::Release);
     }
 
     /// Withdraws a key. The caller then waits for the operations in flight, and only afterwards
     /// calls [`recycle`](Self::recycle).
     pub(super) fn revoke(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
-        keys[(key >> 8) as usize].live.store(0, Ordering::SeqCst);
+        let live = &keys[(key >> 8) as usize].live;
+        let generation = live.load(Ordering::Relaxed) & !u64::from(u32::MAX);
+        live.store(generation, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Takes a revocation back: the fields are still those of the key.
     pub(super) fn restore(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
-        keys[(key >> 8) as usize].live.store(key, Ordering::Release);
+        let live = &keys[(key >> 8) as usize].live;
+        let generation = live.load(Ordering::Relaxed) & !u64::from(u32::MAX);
+        live.store(generation | u64::from(key), Ordering::Release);
     }
 
     /// Lets the slot of a revoked key be used again.

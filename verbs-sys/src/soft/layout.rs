@@ -6,12 +6,13 @@
 //! armed words and calls of completion queues. A peer that writes nonsense into a mailbox can spoil its own
 //! connection, nothing else.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::bias::{Epochs, PLACES};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm7");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm8");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -43,14 +44,18 @@ pub(crate) struct Header {
     pub probe: AtomicU64,
     /// Nonzero if the owner runs every copy in its memory itself.
     pub strict: AtomicU32,
+    /// Bit 0: requests on the owner's memory, and its own requests, are executed behind a fence only. The rest
+    /// counts mappings of its peers' memory that the owner has taken away.
+    pub fences: Line<AtomicU32>,
 }
 
 /// One memory key. All fields but `live` are written before `live` becomes the key, and change only
 /// after every operation that saw it has ended.
 #[repr(C, align(64))]
 pub(crate) struct KeyEntry {
-    /// The key (lkey and rkey are the same number), or 0.
-    pub live: AtomicU32,
+    /// Low half: the key (lkey and rkey are the same number), or 0. High half: how many keys, or bindings of
+    /// one, its slot has had.
+    pub live: AtomicU64,
     pub access: AtomicU32,
     /// The protection domain, or what a window has in its place.
     pub pd: AtomicU32,
@@ -69,11 +74,39 @@ pub(crate) struct Line<T>(pub T);
 /// A queue pair as its owner publishes it.
 #[repr(C)]
 pub(crate) struct QpInfo {
-    /// Send lock and in-flight epoch in one: odd while the owner executes requests.
-    pub sq_epoch: Line<AtomicU64>,
-    /// The same for the responder, which may copy from the peer's memory.
+    pub sends: Line<Sends>,
+    /// Lock and epoch of the responder, which may copy from the peer's memory.
     pub rq_epoch: Line<AtomicU64>,
     pub responder: Line<Responder>,
+}
+
+/// Whether the owner of a queue pair executes requests: epochs, of which one is odd then.
+#[repr(C)]
+pub(crate) struct Sends {
+    /// The send lock in one.
+    pub epoch: AtomicU64,
+    /// Of threads that had the lock's bias.
+    pub biased: Epochs,
+    /// How many of those may ever have been in use.
+    pub places: AtomicU32,
+}
+
+impl Sends {
+    /// The epochs that may be in use.
+    #[inline]
+    pub(crate) fn epochs(&self) -> impl Iterator<Item = &AtomicU64> {
+        let places = self.places.load(Ordering::Acquire) as usize;
+        let biased = &self.biased[..places.min(PLACES)];
+        std::iter::once(&self.epoch).chain(biased)
+    }
+
+    /// For a new queue pair.
+    pub(crate) fn reset(&self) {
+        for epoch in self.biased.iter().chain([&self.epoch]) {
+            epoch.store(0, Ordering::Relaxed);
+        }
+        self.places.store(0, Ordering::Relaxed);
+    }
 }
 
 /// What a queue pair accepts.

@@ -6,6 +6,7 @@
 //! [`Device::open_with`](crate::Device::open_with), or read from the environment.
 
 mod ah;
+mod bias;
 mod biased;
 mod channel;
 mod cq;
@@ -13,6 +14,7 @@ mod device;
 mod epoch;
 mod events;
 mod executing;
+mod fencing;
 mod fork;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

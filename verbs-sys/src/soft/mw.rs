@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use super::keys::{self, Range};
+use super::layout::Sends;
 use super::link::{Link, Via};
 use super::process::Process;
 use super::qp::Qp;
@@ -101,11 +102,13 @@ pub(super) struct Refused;
 #[derive(Debug)]
 pub(super) struct Execution {
     place: Place,
+    /// Which of the place's words is odd, and what it is.
+    word: usize,
     epoch: u64,
 }
 
 /// Where requests are executed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Place {
     /// By the requester at the other end of a link.
     Requester(Arc<Link>),
@@ -114,27 +117,40 @@ pub(super) enum Place {
 }
 
 impl Place {
-    fn word<'a>(&'a self, process: &'a Process) -> &'a AtomicU64 {
-        match self {
-            Self::Requester(link) => &link.info().sq_epoch.0,
-            Self::Responder(index) => &process.info().qps[*index].rq_epoch.0,
-        }
+    fn words<'a>(&'a self, process: &'a Process) -> impl Iterator<Item = &'a AtomicU64> {
+        let (sends, receives) = match self {
+            Self::Requester(link) => (Some(&link.info().sends.0), None),
+            Self::Responder(index) => (None, Some(&process.info().qps[*index].rq_epoch.0)),
+        };
+        sends.into_iter().flat_map(Sends::epochs).chain(receives)
     }
 }
 
 impl Execution {
-    /// What executes at a place now, if anything does and it is not the caller, who holds `held`.
-    pub(super) fn now(process: &Process, place: Place, held: &AtomicU64) -> Option<Self> {
-        let word = place.word(process);
-        if std::ptr::eq(word, held) {
-            return None;
-        }
-        let epoch = word.load(Ordering::SeqCst);
-        (epoch & 1 != 0).then_some(Self { place, epoch })
+    /// What executes at a place now, but for the caller, who holds `held`. Posts are
+    /// [fenced](super::fencing).
+    pub(super) fn now<'a>(
+        process: &'a Process,
+        place: &'a Place,
+        held: &'a AtomicU64,
+    ) -> impl Iterator<Item = Self> + 'a {
+        let words = place.words(process).enumerate();
+        words.filter_map(move |(word, odd)| {
+            let epoch = odd.load(Ordering::SeqCst);
+            let executes = epoch & 1 != 0 && !std::ptr::eq(odd, held);
+            executes.then(|| Self {
+                place: place.clone(),
+                word,
+                epoch,
+            })
+        })
     }
 
     fn has_ended(&self, process: &Process) -> bool {
-        self.place.word(process).load(Ordering::Acquire) != self.epoch
+        let mut words = self.place.words(process);
+        words
+            .nth(self.word)
+            .is_none_or(|word| word.load(Ordering::Acquire) != self.epoch)
             || matches!(&self.place, Place::Requester(link)
                 if matches!(&link.via, Via::Shm(peer) if peer.has_exited()))
     }
@@ -292,6 +308,7 @@ impl Window {
     fn has_left(&mut self, by: &Binder<'_>) -> bool {
         if let Binding::Leaving { qpn, users } = &mut self.binding {
             if users.is_none() {
+                by.process.fence_posts();
                 *users = if *qpn == by.qpn {
                     let mut executions = Vec::new();
                     by.qp.note_window_users(by.held, &mut executions);

@@ -367,14 +367,7 @@ unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: see above.
-    match unsafe { qp(handle).post_send(wr) } {
-        Ok(()) => 0,
-        Err((code, wr)) => {
-            // SAFETY: a place for the first request that was not posted, by the man page.
-            unsafe { bad.write(wr) };
-            code
-        }
-    }
+    unsafe { qp(handle).post_send(wr, bad) }
 }
 
 unsafe extern "C" fn post_recv(

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::time::{TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use super::executing::Executing;
+use super::fencing::Fencing;
 use super::index::IndexPool;
-use super::keys;
 use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
 use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
@@ -23,6 +23,7 @@ use super::mw::{Execution, Windows};
 use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
+use super::{fencing, keys};
 use super::{fork, identity, service};
 use crate::ffi::ibv_qp_attr;
 
@@ -51,6 +52,7 @@ pub(super) struct Process {
     mailbox: Mapping,
     qps: RwLock<HashMap<u32, Arc<Qp>>>,
     pub executing: Executing,
+    pub fencing: Fencing,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
     /// Held while a peer is connected to, unlike `peers`, which never is.
     connecting: Mutex<()>,
@@ -162,6 +164,7 @@ impl Process {
             mailbox,
             qps: RwLock::default(),
             executing: Executing::default(),
+            fencing: Fencing::default(),
             peers: Mutex::default(),
             connecting: Mutex::default(),
             listener,
@@ -185,6 +188,8 @@ impl Process {
         header
             .probe
             .store(&raw const *process._probe as u64, Ordering::Relaxed);
+        // Until the kernel knows the process.
+        header.fences.0.store(1, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok(process)
     }
@@ -239,12 +244,25 @@ impl Process {
     /// # Errors
     /// `EBUSY` if a peer's process is stopped in the middle of one.
     pub(super) fn quiesce(&self) -> Result<(), Errno> {
+        self.fence_posts();
         self.executing.quiesce(self.info())
     }
 
     /// As [`quiesce`](Self::quiesce), for this process's own queue pairs only.
     pub(super) fn quiesce_own(&self) {
+        self.fence_posts();
         self.executing.quiesce_own(self.info());
+    }
+
+    /// From now on whoever executes requests on this process's memory, or its own requests, shows it by an
+    /// epoch that is seen here: what was unpublished before is not found any more under one that is even
+    /// afterwards. It may be called under an epoch lock.
+    #[inline]
+    pub(super) fn fence_posts(&self) {
+        if !self.fencing.is_in_force() {
+            self.fencing.begin(&self.info().header.fences.0);
+            self.look_later();
+        }
     }
 
     /// Notes everything that is executing now and may use windows of this process, but for what
@@ -448,6 +466,13 @@ impl Process {
     pub(super) fn nudge_later(&self) {
         if !(1..=NUDGE_AFTER_NS).contains(&self.timer_ns.load(Ordering::Acquire)) {
             self.set_timer(NUDGE_AFTER_NS);
+        }
+    }
+
+    /// Has the upkeep thread look whether posts may go without fences again.
+    fn look_later(&self) {
+        if self.timer_ns.load(Ordering::Acquire) == 0 {
+            self.set_timer(fencing::HOLD_NS);
         }
     }
 

@@ -9,16 +9,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
-use super::epoch;
 use super::layout::{
     ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, NO_CONNECTION, QpInfo,
     QpMailbox, Readiness, Target,
 };
 use super::process::Process;
+use super::{epoch, fencing};
 use peer::{Mapped, Peer};
 use stream::Route;
 
@@ -50,12 +50,15 @@ pub(super) struct Link {
     info: NonNull<QpInfo>,
     mailbox: NonNull<QpMailbox>,
     keys: NonNull<[KeyEntry; MAX_KEYS]>,
+    fences: NonNull<AtomicU32>,
     /// Rings the queue that receives what we send.
     pub recv_bell: Option<Bell>,
     /// Rings the queue that waits for our acknowledgements.
     pub send_bell: Option<Bell>,
     /// The [`Target::connection`] of the peer's that ours was made with; [`NO_CONNECTION`] until it is ready.
     connection: AtomicU64,
+    /// The [`Target`] of the peer's that was last found to be in that connection, or [`NO_CONNECTION`].
+    accepted: AtomicU64,
     /// Which of the queue pairs that have had this place it leads to.
     incarnation: u32,
     /// Where a connection for our requests goes, if there is to be one.
@@ -83,9 +86,11 @@ impl Link {
             info: NonNull::from(&process.info().qps[index]),
             mailbox: NonNull::from(&process.mailbox().qps[index]),
             keys: NonNull::from(&process.info().keys),
+            fences: NonNull::from(&process.info().header.fences.0),
             recv_bell: None,
             send_bell: None,
             connection: AtomicU64::new(NO_CONNECTION),
+            accepted: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(process.info(), index),
             route: None,
             by_owner: false,
@@ -108,9 +113,11 @@ impl Link {
             info: NonNull::from(&peer.info().qps[index]),
             mailbox: NonNull::from(&peer.mailbox().qps[index]),
             keys: NonNull::from(&peer.info().keys),
+            fences: NonNull::from(&peer.info().header.fences.0),
             recv_bell: bell(bells.recv),
             send_bell: bell(bells.send),
             connection: AtomicU64::new(NO_CONNECTION),
+            accepted: AtomicU64::new(NO_CONNECTION),
             incarnation: incarnation(peer.info(), index),
             route: Some(Route::Host(peer.slot)),
             by_owner: false,
@@ -176,7 +183,7 @@ impl Link {
         unsafe { self.info.as_ref() }
     }
 
-    /// Waits until the peer's queue pair has left what it was in.
+    /// Waits until the peer's queue pair has left what it was in. Posts are [fenced](super::fencing).
     ///
     /// # Errors
     /// `EBUSY` if its process is stopped in the middle of it.
@@ -186,7 +193,7 @@ impl Link {
             return Ok(());
         };
         let info = self.info();
-        for word in [&info.sq_epoch.0, &info.rq_epoch.0] {
+        for word in info.sends.0.epochs().chain([&info.rq_epoch.0]) {
             if !epoch::quiesce(word, || peer.has_exited()) {
                 tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
                 return Err(Errno::BUSY);
@@ -201,6 +208,13 @@ impl Link {
         unsafe { self.mailbox.as_ref() }
     }
 
+    /// Whether requests on the peer's memory must be executed behind a fence.
+    #[inline(always)]
+    pub(super) fn is_fenced(&self) -> bool {
+        // SAFETY: as in `info`.
+        fencing::is_fenced(unsafe { self.fences.as_ref() }.load(Ordering::Acquire))
+    }
+
     #[inline]
     pub(super) fn keys(&self) -> &[KeyEntry; MAX_KEYS] {
         // SAFETY: as in `info`.
@@ -212,7 +226,18 @@ impl Link {
     #[inline(always)]
     pub(super) fn connected_target(&self) -> Option<Target> {
         let target = self.target();
-        (target.connection() == self.connection.load(Ordering::Relaxed)).then_some(target)
+        let same = target.0 == self.accepted.load(Ordering::Relaxed);
+        (same || self.accepts_anew(target)).then_some(target)
+    }
+
+    /// Whether a target that was not seen before is in the connection.
+    #[cold]
+    fn accepts_anew(&self, target: Target) -> bool {
+        let accepts = target.connection() == self.connection.load(Ordering::Relaxed);
+        if accepts {
+            self.accepted.store(target.0, Ordering::Relaxed);
+        }
+        accepts
     }
 
     /// What the peer's queue pair accepts, and from whom.

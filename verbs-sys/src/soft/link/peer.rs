@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::rendezvous::{self, Request};
 use super::signal;
+use crate::soft::fencing;
 use crate::soft::identity;
 use crate::soft::layout::{Info, MAGIC, MAX_ARENAS, Mailbox};
 use crate::soft::memory;
@@ -337,6 +338,7 @@ fn is_ready_within(fd: &OwnedFd, events: PollFlags, wait: Duration) -> bool {
 /// Frees a mapping that was just taken out of its place.
 fn retire(process: &Process, arena: *mut MappedArena) {
     if !arena.is_null() {
+        fencing::count_unmapping(&process.info().header.fences.0);
         fence(Ordering::SeqCst);
         process.quiesce_own();
         // SAFETY: it was taken out by exactly one caller, and every user's epoch has ended.

@@ -7,6 +7,7 @@ mod queues;
 mod requester;
 mod responder;
 mod rest;
+mod send_lock;
 mod state;
 mod stream;
 
@@ -59,6 +60,7 @@ pub(super) struct Qp {
     process: Arc<Process>,
     /// Our own places in the files that `process` keeps mapped.
     info: NonNull<QpInfo>,
+    fences: NonNull<AtomicU32>,
     mailbox: NonNull<QpMailbox>,
     pd: u32,
     pub send_cq: Arc<Cq>,
@@ -66,13 +68,18 @@ pub(super) struct Qp {
     srq: Option<Arc<Srq>>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
+    /// 1; or a number that no list has, if requests have none.
+    one_sge: i32,
     qp_type: ibv_qp_type,
     /// Of a datagram queue pair.
     datagrams: Option<datagram::Endpoint>,
     state: AtomicU32,
     resting: rest::Resting,
+    send_lock: send_lock::SendLock,
     sq: SendQueue,
     rq: RecvQueue,
+    /// Guarded by the send lock.
+    known: UnsafeCell<requester::Ranges>,
     /// Written under both locks, read under either.
     link: UnsafeCell<Option<Arc<Link>>>,
     /// The same for those who hold neither.
@@ -92,8 +99,8 @@ struct Control {
     generation: u32,
 }
 
-// SAFETY: `qp` is written under `control`, `link` under both epoch locks; the raw pointers in the
-// attributes are never followed, `info` and `mailbox` lead to atomics.
+// SAFETY: `qp` is written under `control`, `link` under both epoch locks, `known` used under the send lock; the
+// raw pointers in the attributes are never followed, `info` and `mailbox` lead to atomics.
 unsafe impl Send for Qp {}
 // SAFETY: as for Send.
 unsafe impl Sync for Qp {}
@@ -151,17 +158,21 @@ impl Qp {
             qpn,
             process: Arc::clone(process),
             info: NonNull::from(&process.info().qps[index as usize]),
+            fences: NonNull::from(&process.info().header.fences.0),
             mailbox: NonNull::from(&process.mailbox().qps[index as usize]),
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
+            one_sge: if cap.max_send_sge == 0 { -1 } else { 1 },
             qp_type: init.qp_type,
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
             resting: rest::Resting::default(),
+            send_lock: send_lock::SendLock::default(),
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
             rq,
             srq,
+            known: UnsafeCell::default(),
             link: UnsafeCell::new(None),
             shared_link: Mutex::new(None),
             is_local: AtomicBool::new(false),
@@ -181,7 +192,7 @@ impl Qp {
         }
         let info = qp.info();
         // A process that died holding a lock took its file along; this only repairs our own leaks.
-        info.sq_epoch.0.store(0, Ordering::Relaxed);
+        info.sends.0.reset();
         info.rq_epoch.0.store(0, Ordering::Relaxed);
         let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
         let before = info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
@@ -273,6 +284,18 @@ impl Qp {
         unsafe { (*self.link.get()).as_deref() }
     }
 
+    /// What was looked up of keys.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the send lock for as long as it uses the result, and has no other.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn known(&self) -> &mut requester::Ranges {
+        // SAFETY: by the caller's promise.
+        unsafe { &mut *self.known.get() }
+    }
+
     fn shared_link(&self) -> Option<Arc<Link>> {
         self.shared_link
             .lock()
@@ -313,6 +336,7 @@ impl Qp {
 
     /// Waits until our own requester and responder have left what they were in.
     pub(super) fn quiesce_own(&self) {
+        self.process.fence_posts();
         epoch::quiesce_own(self.info());
     }
 
@@ -321,6 +345,7 @@ impl Qp {
     /// # Errors
     /// `EBUSY` if its process is stopped in the middle of it.
     pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
+        self.process.fence_posts();
         self.shared_link()
             .map_or(Ok(()), |link| link.quiesce_peer())
     }
@@ -342,7 +367,7 @@ impl Qp {
         let index = qpn_index(self.qpn);
         let peer = self.shared_link().map(Place::Requester);
         for place in peer.into_iter().chain([Place::Responder(index)]) {
-            executions.extend(Execution::now(&self.process, place, held));
+            executions.extend(Execution::now(&self.process, &place, held));
         }
     }
 
@@ -409,12 +434,12 @@ impl Qp {
     /// To ERR because a completion queue is broken, so that no completion can tell why.
     pub(super) fn fail_untold(&self) {
         self.acknowledge_at_the_end();
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         let fails = !matches!(self.state(), IBV_QPS_RESET | IBV_QPS_ERR);
         if fails {
             self.enter_error();
         }
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
         if !fails {
             return;
         }
@@ -458,7 +483,7 @@ impl Qp {
 }
 
 /// The monotonic clock in nanoseconds; never 0.
-fn now_ns() -> u64 {
+pub(super) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }

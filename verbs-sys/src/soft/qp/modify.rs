@@ -207,16 +207,18 @@ impl Qp {
 
     fn exclusively(&self, act: impl FnOnce()) {
         let info = self.info();
-        epoch::lock(&info.sq_epoch.0);
+        self.lock_sends();
         epoch::lock(&info.rq_epoch.0);
         act();
         epoch::unlock(&info.rq_epoch.0);
-        epoch::unlock(&info.sq_epoch.0);
+        self.unlock_sends();
     }
 
     /// Both locks are held.
     fn forget_connection(&self) {
         self.requester.reset();
+        // SAFETY: the send lock is held.
+        unsafe { self.known() }.forget_peer();
         self.responder.reset();
         self.streams.reset();
         let mailbox = self.mailbox();

@@ -144,7 +144,8 @@ impl Slots {
 
     #[inline]
     fn at(&self, position: u32) -> &Slot {
-        &self.slots[(position & self.mask) as usize]
+        // SAFETY: as many slots as a power of two, which the mask is one less than.
+        unsafe { self.slots.get_unchecked((position & self.mask) as usize) }
     }
 }
 
@@ -264,8 +265,7 @@ impl SendQueue {
             .store(wr_id, Ordering::Relaxed);
     }
 
-    /// Writes a request that has ended at once; visible to the poller as one that [`finish`](Self::finish)
-    /// wrote.
+    /// Writes a request that has ended at once; visible to the poller after [`end_at_once`](Self::end_at_once).
     #[inline(always)]
     pub(super) fn finish_at_once(
         &self,
@@ -277,6 +277,14 @@ impl SendQueue {
         let slot = self.slots.at(position);
         slot.wr_id.store(wr_id, Ordering::Relaxed);
         slot.finish(outcome, completion);
+    }
+
+    /// Publishes requests that have ended at once, up to here. None is unfinished.
+    #[inline(always)]
+    pub(super) fn end_at_once(&self, next: u32) {
+        self.tail.store(next, Ordering::Relaxed);
+        self.exec.store(next, Ordering::Relaxed);
+        self.done.store(next, Ordering::Release);
     }
 
     /// Writes how a request ended; visible to the poller once `done` passes it.

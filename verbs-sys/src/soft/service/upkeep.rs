@@ -8,6 +8,7 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 
 use super::{HALT, add};
+use crate::soft::fencing::HOLD_NS;
 use crate::soft::link::peer::Peer;
 use crate::soft::process::Process;
 
@@ -48,6 +49,8 @@ impl Upkeep {
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(32);
         let process = Arc::clone(&self.process);
+        process.fencing.register();
+        self.progress();
         while let Some(events) = super::next(&process.epoll, &mut events) {
             for event in events {
                 match event.data.u64() {
@@ -82,6 +85,10 @@ impl Upkeep {
             self.tick = (self.tick * 2).min(MAX_TICK_NS);
         } else {
             self.tick = MIN_TICK_NS;
+        }
+        let fenced = &self.process.info().header.fences.0;
+        if self.process.fencing.lasts(fenced) && !waiting {
+            self.process.set_timer(HOLD_NS);
         }
     }
 

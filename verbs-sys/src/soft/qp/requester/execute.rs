@@ -212,7 +212,7 @@ impl Qp {
             Err(trouble) => return self.trouble(trouble),
         };
         let renew = || {
-            epoch::renew(&self.info().sq_epoch.0);
+            epoch::renew(self.send_epoch());
             self.check_lists(request, local_access)
                 .map_err(Trouble::Status)?;
             let lost = Trouble::Status(IBV_WC_RETRY_EXC_ERR);

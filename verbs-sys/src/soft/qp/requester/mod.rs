@@ -6,18 +6,19 @@
 //! executed by a later poll or by the upkeep thread. One that needs memory which its owner alone may
 //! reach makes this and all later requests go through a socket (`qp/stream`).
 
-mod direct;
 mod execute;
+mod known;
 mod message;
 mod post;
 mod progress;
-mod run;
+mod straight;
 #[cfg(test)]
 mod tests;
 mod window;
 
 use std::sync::atomic::Ordering;
 
+pub(super) use self::known::Ranges;
 pub(in crate::soft) use self::window::Bind;
 
 use super::queues::Outcome;

@@ -1,6 +1,5 @@
 //! Posting: a request is validated, then executed at once or kept for later.
 
-use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -18,37 +17,99 @@ use crate::ffi::{
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
     ibv_send_wr, ibv_sge,
 };
-use crate::soft::epoch;
 
 impl Qp {
-    /// ibv_post_send(3) on a chain.
+    /// ibv_post_send(3) on a chain: 0, or what is wrong with the first request that was not posted, which
+    /// `bad` then names.
     ///
     /// # Safety
     ///
-    /// `wr` leads a valid chain of requests whose lists and inline data are readable.
-    #[inline]
+    /// `wr` leads a valid chain of requests whose lists and inline data are readable; `bad` is a place for
+    /// a pointer.
+    #[inline(always)]
     pub(in crate::soft) unsafe fn post_send(
         &self,
         wr: *mut ibv_send_wr,
-    ) -> Result<(), (i32, *mut ibv_send_wr)> {
-        epoch::lock(&self.info().sq_epoch.0);
-        // SAFETY: the chain is valid by the caller's promise; the lock is held.
-        let rest = match unsafe { wr.as_ref() } {
-            // SAFETY: as above.
-            Some(only) if only.next.is_null() => match unsafe { self.execute_direct(only) } {
-                true => ptr::null_mut(),
-                false => wr,
-            },
-            // SAFETY: as above.
-            Some(_) => unsafe { self.execute_front(wr) },
-            None => wr,
-        };
-        if rest.is_null() {
-            epoch::unlock(&self.info().sq_epoch.0);
-            return Ok(());
+        bad: *mut *mut ibv_send_wr,
+    ) -> i32 {
+        // SAFETY: the chain is valid by the caller's promise.
+        if let Some(only) = unsafe { wr.as_ref() }
+            && only.next.is_null()
+        {
+            match only.opcode {
+                // SAFETY: as above.
+                IBV_WR_RDMA_WRITE => return unsafe { self.post_alone::<true>(only, bad) },
+                // SAFETY: as above.
+                IBV_WR_RDMA_READ => return unsafe { self.post_read(only, bad) },
+                _ => {}
+            }
         }
         // SAFETY: as above.
-        unsafe { self.post_chain(rest) }
+        unsafe { self.post_fenced(wr, bad) }
+    }
+
+    /// Apart, so that a WRITE need not save what only this needs.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(never)]
+    unsafe fn post_read(&self, wr: &ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+        // SAFETY: as for this function.
+        unsafe { self.post_alone::<false>(wr, bad) }
+    }
+
+    /// Posts a WRITE or a READ without a fence, if that may be and it is a straight one.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(always)]
+    unsafe fn post_alone<const WRITE: bool>(
+        &self,
+        wr: &ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> i32 {
+        if let Some(inside) = self.enter_sends() {
+            let link = self.unfenced_link();
+            // SAFETY: by the caller's promise; the lock is held.
+            let executed = link.and_then(|link| unsafe { self.execute_alone::<WRITE>(wr, link) });
+            if executed == Some(true) {
+                self.send_cq.notify(self, false);
+            }
+            inside.leave();
+            if executed.is_some() {
+                return 0;
+            }
+        }
+        // SAFETY: by the caller's promise.
+        unsafe { self.post_fenced(std::ptr::from_ref(wr).cast_mut(), bad) }
+    }
+
+    /// As [`post_send`](Self::post_send), behind a fence.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(never)]
+    unsafe fn post_fenced(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+        self.lock_sends();
+        // SAFETY: the chain is valid by the caller's promise; the lock is held.
+        let rest = unsafe { self.execute_front(wr) };
+        if rest.is_null() {
+            self.count_post();
+            self.unlock_sends();
+            return 0;
+        }
+        // SAFETY: as above.
+        match unsafe { self.post_chain(rest) } {
+            Ok(()) => 0,
+            Err((code, wr)) => {
+                // SAFETY: by the caller's promise.
+                unsafe { bad.write(wr) };
+                code
+            }
+        }
     }
 
     /// The general way. The send lock is held, and released.
@@ -59,16 +120,16 @@ impl Qp {
     #[inline(never)]
     unsafe fn post_chain(&self, mut wr: *mut ibv_send_wr) -> Result<(), (i32, *mut ibv_send_wr)> {
         if !matches!(self.state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR) {
-            epoch::unlock(&self.info().sq_epoch.0);
+            self.unlock_sends();
             return Err((libc::EINVAL, wr));
         }
         if let Some(endpoint) = &self.datagrams {
-            epoch::unlock(&self.info().sq_epoch.0);
+            self.unlock_sends();
             // SAFETY: by the caller's promise.
             unsafe { self.meet(endpoint, wr) };
-            epoch::lock(&self.info().sq_epoch.0);
+            self.lock_sends();
         }
-        let word = &self.info().sq_epoch.0;
+        let word = self.send_epoch();
         let mut copied = 0;
         self.post_burst(|owed, bell| {
             // SAFETY: the chain is valid by the caller's promise.
@@ -79,8 +140,9 @@ impl Qp {
                     wr = rest;
                     continue;
                 }
+                self.renew_known();
                 // SAFETY: as above.
-                let len = match unsafe { self.execute_straight(request) } {
+                let len = match unsafe { self.execute_any_alone(request) } {
                     Some(signaled) => {
                         owed.completed |= signaled;
                         // SAFETY: as above; a straight request has one element.
@@ -110,7 +172,7 @@ impl Qp {
         }
         let result = post(&mut owed, &mut bell);
         self.finish_burst(&mut owed, &bell);
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
         self.acknowledge_behind_answer(bell.acknowledged);
         self.settle(&mut owed);
         result
@@ -412,7 +474,7 @@ impl Qp {
             if !self.step(position, &request, owed, bell) {
                 return;
             }
-            access::pass(&self.info().sq_epoch.0, &mut copied, total(sges));
+            access::pass(self.send_epoch(), &mut copied, total(sges));
         }
     }
 }

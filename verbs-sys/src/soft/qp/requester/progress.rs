@@ -11,7 +11,6 @@ use crate::ffi::{
     IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
     IBV_WC_WR_FLUSH_ERR, ibv_sge, ibv_wc_status,
 };
-use crate::soft::epoch;
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_INVALID};
 use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::UNITS;
@@ -42,7 +41,7 @@ impl Qp {
     fn advance_sends(&self) -> Owed {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         let heard = if self.streams.is_active() {
             self.hear_stream()
         } else {
@@ -59,7 +58,7 @@ impl Qp {
             self.run_backlog(&mut owed, &mut bell);
         }
         self.finish_burst(&mut owed, &bell);
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
         owed
     }
 
@@ -135,22 +134,22 @@ impl Qp {
     /// The queue pair goes to SQD: what was posted before has begun, even if the socket took nothing of
     /// it yet.
     pub(in crate::soft::qp) fn stop_sends(&self) {
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         let tail = self.sq.tail.load(Ordering::Relaxed);
         self.requester.begun.store(tail, Ordering::Relaxed);
         self.state.store(IBV_QPS_SQD, Ordering::Release);
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
     }
 
     /// The queue pair has gone to SQD: an event shall tell when what was under way has ended.
     pub(in crate::soft::qp) fn announce_drained(&self, wanted: bool) {
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         let announces = &self.requester.announces_drained;
         announces.store(wanted.into(), Ordering::Relaxed);
         if wanted {
             self.report_drained();
         }
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
         // The application may not poll until it hears.
         self.process.nudge_later();
     }
@@ -227,11 +226,11 @@ impl Qp {
     /// As [`flush_sends`](Self::flush_sends), for those who do not hold the lock.
     pub(in crate::soft::qp) fn flush_sends_now(&self) {
         let mut owed = Owed::default();
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         self.take_acknowledgements(&mut owed);
         self.flush_sends(&mut owed);
         self.finish_burst(&mut owed, &Bell::default());
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
     }
 
     /// Ends all unfinished requests. The send lock is held and the state is ERR.
@@ -359,7 +358,7 @@ impl Qp {
     /// the queue pair. Nothing happens if the link is of an earlier connection.
     pub(in crate::soft::qp) fn abandon(&self, link: &Link) {
         let mut owed = Owed::default();
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         // SAFETY: the send lock is held.
         let is_ours = unsafe { self.link() }.is_some_and(|ours| std::ptr::eq(ours, link));
         let dead = link.is_dead();
@@ -377,7 +376,7 @@ impl Qp {
             }
         }
         self.finish_burst(&mut owed, &Bell::default());
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
         self.settle(&mut owed);
     }
 }

@@ -81,7 +81,7 @@ fn a_chain_is_no_longer_epoch_than_a_request() {
             unsafe { b.post_recv(&raw mut request) }.unwrap();
         }
     };
-    let sent = &device_side(&a).info().sq_epoch.0;
+    let sent = &device_side(&a).info().sends.0.epoch;
     let received = &device_side(&b).info().rq_epoch.0;
 
     // The first request finds that the peer is ready, so that the next are straight.

@@ -10,7 +10,6 @@ use crate::ffi::{
     IBV_WC_LOCAL_INV, IBV_WC_MW_BIND_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, ibv_mw_bind_info,
     ibv_send_wr_bind_mw,
 };
-use crate::soft::epoch;
 use crate::soft::mw::{Progress, Refused, Wanted};
 
 /// What a window can allow.
@@ -101,7 +100,7 @@ impl Qp {
         if !is_open || !self.executes(IBV_WR_BIND_MW) {
             return Err(libc::EINVAL);
         }
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         self.post_burst(|owed, bell| {
             // SAFETY: it has no data.
             unsafe { self.enqueue(wr_id, &bind.request(flags), owed, bell) }
@@ -115,7 +114,7 @@ impl Qp {
         if self.sq.done.load(Ordering::Relaxed) != position {
             return Step::Wait;
         }
-        let by = self.window_user(&self.info().sq_epoch.0);
+        let by = self.window_user(self.send_epoch());
         let windows = &self.process.windows;
         let (opcode, result) = if request.opcode == IBV_WR_BIND_MW {
             let Bind(wanted) = Bind::of(request);

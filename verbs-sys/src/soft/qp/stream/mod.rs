@@ -118,9 +118,9 @@ impl Streams {
 
 impl Qp {
     fn with_send_lock(&self, act: impl FnOnce()) {
-        epoch::lock(&self.info().sq_epoch.0);
+        self.lock_sends();
         act();
-        epoch::unlock(&self.info().sq_epoch.0);
+        self.unlock_sends();
     }
 
     fn with_recv_lock(&self, act: impl FnOnce()) {

@@ -1,0 +1,82 @@
+//! The send lock of a queue pair, which is also an epoch (`epoch.rs`), and has a bias (`bias.rs`) where posts need
+//! no fence (`fencing.rs`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Qp;
+use crate::soft::bias::{Bias, Inside};
+use crate::soft::link::Link;
+use crate::soft::{epoch, fencing};
+
+/// The part of the lock that peers do not see.
+#[derive(Debug, Default)]
+pub(super) struct SendLock(Bias);
+
+impl Qp {
+    /// The word that is odd while the lock is held, but for the bias.
+    #[inline(always)]
+    pub(super) fn send_epoch(&self) -> &AtomicU64 {
+        &self.info().sends.0.epoch
+    }
+
+    /// Takes the lock, spinning, with a fence.
+    #[inline]
+    pub(super) fn lock_sends(&self) {
+        let sends = &self.info().sends.0;
+        epoch::lock(&sends.epoch);
+        self.send_lock.0.exclude(&sends.biased);
+    }
+
+    /// Lets it go. Only its holder may call this.
+    #[inline]
+    pub(super) fn unlock_sends(&self) {
+        epoch::unlock(self.send_epoch());
+    }
+
+    /// Takes the lock without a fence, if its bias is this thread's.
+    #[inline(always)]
+    pub(super) fn enter_sends(&self) -> Option<Inside<'_>> {
+        self.send_lock.0.enter(&self.info().sends.0.biased)
+    }
+
+    /// The connection, if a request may be executed on it though the lock was taken without a fence. Asked within
+    /// the epoch that it is executed in.
+    #[inline(always)]
+    pub(super) fn unfenced_link(&self) -> Option<&Link> {
+        // SAFETY: the send lock is held.
+        let (link, known) = unsafe { (self.link()?, self.known()) };
+        (known.mappings == self.own_fences() && !link.is_fenced()).then_some(link)
+    }
+
+    /// Sees that what is known of keys holds. The lock was taken with a fence.
+    #[inline]
+    pub(super) fn renew_known(&self) {
+        // SAFETY: the send lock is held.
+        unsafe { self.known() }.renew(self.own_fences());
+    }
+
+    #[inline(always)]
+    fn own_fences(&self) -> u32 {
+        // SAFETY: as for `info`.
+        unsafe { self.fences.as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// This thread has executed a request the long way; it is given the bias when it has done so often enough, or
+    /// gives it up where requests must be executed behind a fence. The lock is held.
+    #[inline]
+    pub(super) fn count_post(&self) {
+        // SAFETY: the send lock is held.
+        let link = unsafe { self.link() };
+        let bias = &self.send_lock.0;
+        let fenced = fencing::is_fenced(self.own_fences()) || link.is_none_or(Link::is_fenced);
+        if fenced {
+            bias.give_up();
+        } else if bias.count() {
+            let told = &self.info().sends.0.places;
+            bias.grant(|places| {
+                // Seen by whoever has the next fence executed.
+                told.fetch_max(places as u32, Ordering::Release);
+            });
+        }
+    }
+}
