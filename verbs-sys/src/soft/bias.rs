@@ -147,12 +147,14 @@ impl Bias {
     }
 
     /// This thread gives the bias up, if it has it. It may be inside.
-    #[cold]
+    #[inline]
     pub(super) fn give_up(&self) {
         let mine = thread();
-        let _ = self
-            .owner
-            .compare_exchange(mine, 0, Ordering::SeqCst, Ordering::Relaxed);
+        if self.owner.load(Ordering::Relaxed) == mine {
+            // Whoever takes it away at this moment writes the same.
+            let (set, fail) = (Ordering::SeqCst, Ordering::Relaxed);
+            let _ = self.owner.compare_exchange(mine, 0, set, fail);
+        }
     }
 }
 

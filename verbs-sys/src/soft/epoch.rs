@@ -50,7 +50,7 @@ const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// lives and does not move (a debugger or SIGSTOP holds it), and when it goes on it will end what it
 /// was at.
 #[must_use]
-#[inline]
+#[inline(always)]
 pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) -> bool {
     let epoch = word.load(Ordering::SeqCst);
     if epoch & 1 == 0 {
@@ -77,12 +77,20 @@ fn await_change(word: &AtomicU64, epoch: u64, dead: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Waits until what this process's own requester and responder of a queue pair are at has ended.
+/// Waits until what the requester and the responder of a queue pair are at has ended, as [`quiesce`].
+#[must_use]
+#[inline(always)]
+pub(super) fn quiesce_qp(qp: &QpInfo, dead: impl Fn() -> bool + Copy) -> bool {
+    let sends = &qp.sends.0;
+    let of_lock = quiesce(&sends.epoch, dead) && quiesce(&qp.rq_epoch.0, dead);
+    of_lock && sends.biased().iter().all(|word| quiesce(word, dead))
+}
+
+/// The same for a queue pair of this process.
+#[inline(always)]
 pub(super) fn quiesce_own(qp: &QpInfo) {
-    for word in qp.sends.0.epochs().chain([&qp.rq_epoch.0]) {
-        // Our own threads are stopped only when we are.
-        while !quiesce(word, || false) {}
-    }
+    // Our own threads are stopped only when we are.
+    while !quiesce_qp(qp, || false) {}
 }
 
 /// Spins politely: after a while the holder has surely lost its core, so give it ours.

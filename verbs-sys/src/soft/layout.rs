@@ -92,12 +92,16 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
-    /// The epochs that may be in use.
-    #[inline]
-    pub(crate) fn epochs(&self) -> impl Iterator<Item = &AtomicU64> {
+    /// The epochs that may be in use, but for that of the lock.
+    #[inline(always)]
+    pub(crate) fn biased(&self) -> &[AtomicU64] {
         let places = self.places.load(Ordering::Acquire) as usize;
-        let biased = &self.biased[..places.min(PLACES)];
-        std::iter::once(&self.epoch).chain(biased)
+        &self.biased[..places.min(PLACES)]
+    }
+
+    /// The epochs that may be in use.
+    pub(crate) fn epochs(&self) -> impl Iterator<Item = &AtomicU64> {
+        std::iter::once(&self.epoch).chain(self.biased())
     }
 
     /// For a new queue pair.

@@ -387,24 +387,20 @@ unsafe extern "C" fn post_recv(
 }
 
 unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, entries: c_int, wcs: *mut ibv_wc) -> c_int {
+    // SAFETY: see above.
+    let cq = unsafe { &*handle.cast::<Cq>() };
+    // SAFETY: the array has so many elements, and any bytes make an `ibv_wc`.
+    if entries == 1 && cq.take_one(unsafe { &mut *wcs }) {
+        return 1;
+    }
     let Ok(entries) = usize::try_from(entries) else {
         return -1;
     };
     if entries == 0 {
         return 0;
     }
-    // SAFETY: see above; the array has `entries` elements, and any bytes make an `ibv_wc`.
-    let (cq, wcs) = unsafe {
-        (
-            &*handle.cast::<Cq>(),
-            core::slice::from_raw_parts_mut(wcs, entries),
-        )
-    };
-    if let [wc] = &mut *wcs
-        && cq.take_one(wc)
-    {
-        return 1;
-    }
+    // SAFETY: as above.
+    let wcs = unsafe { core::slice::from_raw_parts_mut(wcs, entries) };
     match cq.poll(wcs) {
         Ok(filled) => filled as c_int,
         Err(error) => failed(error),

@@ -187,17 +187,14 @@ impl Link {
     ///
     /// # Errors
     /// `EBUSY` if its process is stopped in the middle of it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
         let Via::Shm(peer) = &self.via else {
             return Ok(());
         };
-        let info = self.info();
-        for word in info.sends.0.epochs().chain([&info.rq_epoch.0]) {
-            if !epoch::quiesce(word, || peer.has_exited()) {
-                tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
-                return Err(Errno::BUSY);
-            }
+        if !epoch::quiesce_qp(self.info(), || peer.has_exited()) {
+            tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
+            return Err(Errno::BUSY);
         }
         Ok(())
     }

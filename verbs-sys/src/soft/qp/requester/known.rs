@@ -124,19 +124,30 @@ impl Ranges {
         }
     }
 
-    /// What a key of ours names.
+    /// What a key of ours names. It is looked up if it is another than the last, unless `KNOWN`.
     #[inline(always)]
-    pub(super) fn local(&mut self, qp: &Qp, lkey: u32) -> Option<&Known> {
+    pub(super) fn local<const KNOWN: bool>(&mut self, qp: &Qp, lkey: u32) -> Option<&Known> {
         if !self.local.is_of(lkey) {
+            if KNOWN {
+                return None;
+            }
             self.local = known_here(qp, lkey)?;
         }
         Some(&self.local)
     }
 
-    /// What a key of the peer's names.
+    /// What a key of the peer's names, in the same way.
     #[inline(always)]
-    pub(super) fn remote(&mut self, link: &Link, target: Target, rkey: u32) -> Option<&Known> {
+    pub(super) fn remote<const KNOWN: bool>(
+        &mut self,
+        link: &Link,
+        target: Target,
+        rkey: u32,
+    ) -> Option<&Known> {
         if !self.remote.is_of(rkey) {
+            if KNOWN {
+                return None;
+            }
             self.remote = known_there(link, target, rkey)?;
         }
         Some(&self.remote)

@@ -1,5 +1,6 @@
 //! Posting: a request is validated, then executed at once or kept for later.
 
+use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -17,6 +18,39 @@ use crate::ffi::{
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
     ibv_send_wr, ibv_sge,
 };
+use crate::soft::bias::Inside;
+use crate::soft::link::Link;
+
+/// Posts a WRITE or a READ without a fence, if that may be and it is a straight one.
+///
+/// A C function, which does not unwind, is jumped to from another.
+///
+/// # Safety
+///
+/// As for `post_send`.
+#[inline(never)]
+unsafe extern "C" fn post_alone<const WRITE: bool>(
+    qp: &Qp,
+    wr: &ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> i32 {
+    let mut inside = qp.enter_sends();
+    if inside.is_some()
+        && let Some(link) = qp.unfenced_link()
+        // SAFETY: by the caller's promise; the lock is held.
+        && let Some(completed) = unsafe { qp.execute_alone::<WRITE, true>(wr, link) }
+    {
+        if completed {
+            qp.send_cq.notify(qp, false);
+        }
+        if let Some(inside) = inside.take() {
+            inside.leave();
+        }
+        return 0;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { qp.post_alone_slowly::<WRITE>(inside, wr, bad) }
+}
 
 impl Qp {
     /// ibv_post_send(3) on a chain: 0, or what is wrong with the first request that was not posted, which
@@ -38,9 +72,9 @@ impl Qp {
         {
             match only.opcode {
                 // SAFETY: as above.
-                IBV_WR_RDMA_WRITE => return unsafe { self.post_alone::<true>(only, bad) },
+                IBV_WR_RDMA_WRITE => return unsafe { post_alone::<true>(self, only, bad) },
                 // SAFETY: as above.
-                IBV_WR_RDMA_READ => return unsafe { self.post_read(only, bad) },
+                IBV_WR_RDMA_READ => return unsafe { post_alone::<false>(self, only, bad) },
                 _ => {}
             }
         }
@@ -48,42 +82,57 @@ impl Qp {
         unsafe { self.post_fenced(wr, bad) }
     }
 
-    /// Apart, so that a WRITE need not save what only this needs.
+    /// Posts a WRITE or a READ that something has to be looked up for, or that goes behind a fence; `inside` is the
+    /// lock, if it was taken without.
     ///
     /// # Safety
     ///
     /// As for `post_send`.
     #[inline(never)]
-    unsafe fn post_read(&self, wr: &ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
-        // SAFETY: as for this function.
-        unsafe { self.post_alone::<false>(wr, bad) }
-    }
-
-    /// Posts a WRITE or a READ without a fence, if that may be and it is a straight one.
-    ///
-    /// # Safety
-    ///
-    /// As for `post_send`.
-    #[inline(always)]
-    unsafe fn post_alone<const WRITE: bool>(
+    unsafe fn post_alone_slowly<const WRITE: bool>(
         &self,
+        inside: Option<Inside<'_>>,
         wr: &ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> i32 {
-        if let Some(inside) = self.enter_sends() {
+        if let Some(inside) = inside {
             let link = self.unfenced_link();
             // SAFETY: by the caller's promise; the lock is held.
-            let executed = link.and_then(|link| unsafe { self.execute_alone::<WRITE>(wr, link) });
-            if executed == Some(true) {
-                self.send_cq.notify(self, false);
-            }
+            let executed = link.and_then(|link| unsafe { self.execute_lone::<WRITE>(wr, link) });
             inside.leave();
             if executed.is_some() {
                 return 0;
             }
         }
+        self.lock_sends();
+        self.renew_known();
+        // SAFETY: the lock is held.
+        let link = unsafe { self.link() };
         // SAFETY: by the caller's promise.
-        unsafe { self.post_fenced(std::ptr::from_ref(wr).cast_mut(), bad) }
+        let executed = link.and_then(|link| unsafe { self.execute_lone::<WRITE>(wr, link) });
+        if executed.is_none() {
+            // SAFETY: as above.
+            return unsafe { self.post_rest(ptr::from_ref(wr).cast_mut(), bad) };
+        }
+        self.count_post();
+        self.unlock_sends();
+        0
+    }
+
+    /// Executes a WRITE or a READ if it is of the straight kind, and tells of its completion. The send lock is
+    /// held, and what is known of keys holds.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(never)]
+    unsafe fn execute_lone<const WRITE: bool>(&self, wr: &ibv_send_wr, link: &Link) -> Option<()> {
+        // SAFETY: as for this function.
+        let completed = unsafe { self.execute_alone::<WRITE, false>(wr, link) }?;
+        if completed {
+            self.send_cq.notify(self, false);
+        }
+        Some(())
     }
 
     /// As [`post_send`](Self::post_send), behind a fence.
@@ -97,12 +146,21 @@ impl Qp {
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
         let rest = unsafe { self.execute_front(wr) };
         if rest.is_null() {
-            self.count_post();
             self.unlock_sends();
             return 0;
         }
         // SAFETY: as above.
-        match unsafe { self.post_chain(rest) } {
+        unsafe { self.post_rest(rest, bad) }
+    }
+
+    /// Posts what is not straight. The send lock is held, and released.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    unsafe fn post_rest(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+        // SAFETY: by the caller's promise.
+        match unsafe { self.post_chain(wr) } {
             Ok(()) => 0,
             Err((code, wr)) => {
                 // SAFETY: by the caller's promise.
@@ -140,20 +198,9 @@ impl Qp {
                     wr = rest;
                     continue;
                 }
-                self.renew_known();
                 // SAFETY: as above.
-                let len = match unsafe { self.execute_any_alone(request) } {
-                    Some(signaled) => {
-                        owed.completed |= signaled;
-                        // SAFETY: as above; a straight request has one element.
-                        unsafe { &*request.sg_list }.length.into()
-                    }
-                    None => {
-                        // SAFETY: as above.
-                        let posted = unsafe { self.post_one(request, owed, bell) };
-                        posted.map_err(|code| (code, wr))?
-                    }
-                };
+                let posted = unsafe { self.post_one(request, owed, bell) };
+                let len = posted.map_err(|code| (code, wr))?;
                 access::pass(word, &mut copied, len);
                 wr = request.next;
             }

@@ -25,20 +25,13 @@ struct Ready<'a> {
     link: &'a Link,
     target: Target,
     most: usize,
-    /// Whether the kernel may be asked for the copy.
-    may_cross: bool,
 }
 
 impl<'a> Ready<'a> {
     #[inline(always)]
-    fn new(link: &'a Link, most: usize, may_cross: bool) -> Option<Self> {
+    fn new(link: &'a Link, most: usize) -> Option<Self> {
         let target = link.connected_target()?;
-        Some(Self {
-            link,
-            target,
-            most,
-            may_cross,
-        })
+        Some(Self { link, target, most })
     }
 }
 
@@ -46,34 +39,20 @@ impl<'a> Ready<'a> {
 struct Executed {
     len: u32,
     signaled: bool,
+    /// The kernel has copied, which takes long.
+    crossed: bool,
 }
 
 impl Qp {
-    /// Executes a request if it is of the straight kind; whether its completion is one that somebody
-    /// has to be told of. The send lock is held, and what is known of keys holds.
-    ///
-    /// # Safety
-    ///
-    /// As for `post_send`.
-    pub(super) unsafe fn execute_any_alone(&self, wr: &ibv_send_wr) -> Option<bool> {
-        // SAFETY: the send lock is held.
-        let link = unsafe { self.link() }?;
-        match wr.opcode {
-            // SAFETY: as for this function, and the opcode is the one that is meant.
-            IBV_WR_RDMA_WRITE => unsafe { self.execute_alone::<true>(wr, link) },
-            // SAFETY: as above.
-            IBV_WR_RDMA_READ => unsafe { self.execute_alone::<false>(wr, link) },
-            _ => None,
-        }
-    }
-
-    /// As [`execute_any_alone`](Self::execute_any_alone), of a WRITE or a READ.
+    /// Executes a WRITE or a READ if it is of the straight kind; whether its completion is one that somebody
+    /// has to be told of. The send lock is held, and what is known of keys holds. If `KNOWN`, nothing else is looked
+    /// up, and the kernel is not asked: that would need registers which the usual way can do without.
     ///
     /// # Safety
     ///
     /// As for `post_send`.
     #[inline(always)]
-    pub(super) unsafe fn execute_alone<const WRITE: bool>(
+    pub(super) unsafe fn execute_alone<const WRITE: bool, const KNOWN: bool>(
         &self,
         wr: &ibv_send_wr,
         link: &Link,
@@ -82,9 +61,9 @@ impl Qp {
         if self.sq.is_full(position) {
             return None;
         }
-        let ready = Ready::new(link, CHUNK, true)?;
+        let ready = Ready::new(link, CHUNK)?;
         // SAFETY: as for this function.
-        let executed = unsafe { self.execute_straight::<WRITE>(wr, position, &ready) }?;
+        let executed = unsafe { self.execute_straight::<WRITE, KNOWN>(wr, position, &ready) }?;
         self.sq.end_at_once(position.wrapping_add(1));
         Some(executed.signaled)
     }
@@ -125,8 +104,7 @@ impl Qp {
         };
         // SAFETY: the send lock is held.
         let link = unsafe { self.link() };
-        let Some(mut ready) =
-            link.and_then(|link| Ready::new(link, CHUNK.saturating_sub(*copied), false))
+        let Some(mut ready) = link.and_then(|link| Ready::new(link, CHUNK.saturating_sub(*copied)))
         else {
             return wr;
         };
@@ -140,16 +118,19 @@ impl Qp {
             let executed = match request.opcode {
                 // SAFETY: as for this function, and the opcode is the one that is meant.
                 IBV_WR_RDMA_WRITE => unsafe {
-                    self.execute_straight::<true>(request, position, &ready)
+                    self.execute_straight::<true, false>(request, position, &ready)
                 },
                 // SAFETY: as above.
                 IBV_WR_RDMA_READ => unsafe {
-                    self.execute_straight::<false>(request, position, &ready)
+                    self.execute_straight::<false, false>(request, position, &ready)
                 },
                 _ => None,
             };
             let Some(executed) = executed else { break };
-            ready.most -= executed.len as usize;
+            ready.most = match executed.crossed {
+                true => 0,
+                false => ready.most - executed.len as usize,
+            };
             *copied += executed.len as usize;
             *completed |= executed.signaled;
             position = position.wrapping_add(1);
@@ -176,7 +157,7 @@ impl Qp {
     ///
     /// As for `post_send`.
     #[inline(always)]
-    unsafe fn execute_straight<const WRITE: bool>(
+    unsafe fn execute_straight<const WRITE: bool, const KNOWN: bool>(
         &self,
         wr: &ibv_send_wr,
         position: u32,
@@ -202,23 +183,27 @@ impl Qp {
         // SAFETY: the send lock is held.
         let known = unsafe { self.known() };
         if wr.send_flags & IBV_SEND_INLINE == 0 {
-            let local = known.local(self, sge.lkey)?;
+            let local = known.local::<KNOWN>(self, sge.lkey)?;
             local.offset(sge.addr, len, local_access)?;
         } else if !WRITE || len > self.cap.max_inline_data as usize {
             return None;
         }
         // SAFETY: the opcode says that this member is meant; all are plain integers.
         let to = unsafe { wr.wr.rdma };
-        let remote = known.remote(ready.link, ready.target, to.rkey)?;
+        let remote = known.remote::<KNOWN>(ready.link, ready.target, to.rkey)?;
         let offset = remote.offset(to.remote_addr, len, access)?;
         let here = sge.addr as usize as *mut u8;
+        let mut crossed = false;
         match remote.at(offset) {
             // SAFETY: both ranges were checked under the send lock, which their owners wait for.
             Some(there) if WRITE => unsafe { copy::copy_shared(there, here, len) },
             // SAFETY: as above.
             Some(there) => unsafe { copy::read_shared(here, there, len) },
-            None if ready.may_cross => cross::<WRITE>(remote, to.remote_addr, here, len)?,
-            None => return None,
+            None if KNOWN => return None,
+            None => {
+                cross::<WRITE>(remote, to.remote_addr, here, len)?;
+                crossed = true;
+            }
         }
         access::in_order();
         let signaled = self.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
@@ -228,6 +213,7 @@ impl Qp {
         Some(Executed {
             len: sge.length,
             signaled,
+            crossed,
         })
     }
 }
