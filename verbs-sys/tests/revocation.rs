@@ -15,6 +15,7 @@ use std::{
     },
     process::{Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use verbs_sys::{
@@ -30,6 +31,8 @@ const PAIRS: usize = 16;
 /// Bytes of a slot: more than the device copies without a look at the key would show as torn.
 const SLOT: usize = 8192;
 const PSN: u32 = 9;
+/// For so long the owner now and then takes nothing away.
+const REST: Duration = Duration::from_millis(40);
 const PEER: &str = "VERBS_REVOCATION_PEER";
 const OPEN: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
@@ -290,6 +293,10 @@ fn own(revocations: usize) -> Result<(), Failure> {
         let mut kept = Vec::new();
         while !openings.is_empty() {
             let (index, opening) = openings.swap_remove(chance.below(openings.len()));
+            if chance.below(32) == 0 {
+                // Long enough for the peer to post without fences again, on every queue pair.
+                std::thread::sleep(REST);
+            }
             kept.extend(close_slot(&end, &memory, index, opening, &mut chance)?);
             noted.push((index, memory.look(index)));
             taken += 1;
