@@ -255,3 +255,61 @@ fn atomics_give_the_value_found() {
         assert_eq!(load_u64(word), 1);
     }
 }
+
+/// Nothing beside either range is touched, not even read: there is no memory.
+#[test]
+#[cfg(not(miri))]
+fn ranges_end_where_memory_does() {
+    const PAGES: usize = 4;
+    let page = rustix::param::page_size();
+    let walled = || {
+        let len = (PAGES + 2) * page;
+        // SAFETY: a mapping of its own, of which the inner pages are made accessible.
+        unsafe {
+            use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+            let base = rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE,
+            )
+            .unwrap()
+            .cast::<u8>();
+            let inner = base.add(page);
+            let access = MprotectFlags::READ | MprotectFlags::WRITE;
+            rustix::mm::mprotect(inner.cast(), PAGES * page, access).unwrap();
+            inner
+        }
+    };
+    let (source, target) = (walled(), walled());
+    let room = PAGES * page;
+    for at in 0..room {
+        // SAFETY: inside the mapping.
+        unsafe { source.add(at).write((at * 7 + at / 251) as u8 | 1) };
+    }
+    for (name, copy) in &COPIES[..3] {
+        for len in (2040..=2600).chain([4096, 8192, 8193, 9000, 12_301]) {
+            // The destination at either end, the source at either end, the other side anywhere.
+            for off in [0, 1, 7, 8, 9, 31, 63, 64] {
+                for (dst, src) in [
+                    (0, room - len),
+                    (room - len, 0),
+                    (off, room - len),
+                    (room - len, off),
+                    (0, off),
+                    (room - len - off, room - len),
+                ] {
+                    // SAFETY: both ranges lie inside the mappings.
+                    let (copied, expected) = unsafe {
+                        copy(target.add(dst), source.add(src), len);
+                        (
+                            std::slice::from_raw_parts(target.add(dst), len),
+                            std::slice::from_raw_parts(source.add(src), len),
+                        )
+                    };
+                    assert!(copied == expected, "{name} of {len} from {src} to {dst}");
+                }
+            }
+        }
+    }
+}
