@@ -470,7 +470,7 @@ impl Process {
     }
 
     /// Has the upkeep thread look whether posts may go without fences again.
-    fn look_later(&self) {
+    pub(super) fn look_later(&self) {
         if self.timer_ns.load(Ordering::Acquire) == 0 {
             self.set_timer(fencing::HOLD_NS);
         }

@@ -8,7 +8,6 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 
 use super::{HALT, add};
-use crate::soft::fencing::HOLD_NS;
 use crate::soft::link::peer::Peer;
 use crate::soft::process::Process;
 
@@ -88,7 +87,8 @@ impl Upkeep {
         }
         let fenced = &self.process.info().header.fences.0;
         if self.process.fencing.lasts(fenced) && !waiting {
-            self.process.set_timer(HOLD_NS);
+            // Not later than somebody has asked for meanwhile.
+            self.process.look_later();
         }
     }
 
