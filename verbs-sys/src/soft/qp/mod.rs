@@ -26,7 +26,7 @@ use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
 use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
-use super::link::Link;
+use super::link::{Link, Via};
 use super::mw::{Binder, Execution, Place};
 use super::process::Process;
 use super::srq::Srq;
@@ -68,8 +68,8 @@ pub(super) struct Qp {
     srq: Option<Arc<Srq>>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
-    /// 1; or a number that no list has, if requests have none.
-    one_sge: i32,
+    /// 1; or a number that no `num_sge` is, not even a wrong one, if requests have none.
+    one_sge: i64,
     qp_type: ibv_qp_type,
     /// Of a datagram queue pair.
     datagrams: Option<datagram::Endpoint>,
@@ -163,7 +163,7 @@ impl Qp {
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
-            one_sge: if cap.max_send_sge == 0 { -1 } else { 1 },
+            one_sge: if cap.max_send_sge == 0 { i64::MAX } else { 1 },
             qp_type: init.qp_type,
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
@@ -346,8 +346,14 @@ impl Qp {
     /// `EBUSY` if its process is stopped in the middle of it.
     pub(super) fn quiesce_peer(&self) -> Result<(), Errno> {
         self.process.fence_posts();
-        self.shared_link()
-            .map_or(Ok(()), |link| link.quiesce_peer())
+        let Some(link) = self.shared_link() else {
+            return Ok(());
+        };
+        if matches!(link.via, Via::Local) {
+            // Whoever waits for the whole process has it among the process's own.
+            epoch::quiesce_own(link.info());
+        }
+        link.quiesce_peer()
     }
 
     /// This queue pair as the one that binds or invalidates a window, holding `held`.

@@ -170,7 +170,7 @@ impl Qp {
             (access, IBV_ACCESS_LOCAL_WRITE, IBV_WC_RDMA_READ)
         };
         let refused = !WRITE && self.is_unreliable();
-        if wr.num_sge != self.one_sge || refused || !ready.target.allows(access) {
+        if i64::from(wr.num_sge) != self.one_sge || refused || !ready.target.allows(access) {
             return None;
         }
         // SAFETY: one element is readable by the caller's promise.

@@ -129,3 +129,134 @@ fn a_chain_is_no_longer_epoch_than_a_request() {
     let kept = epochs(sent, || receive(1));
     assert!(kept >= LENGTH, "{kept} epochs of requests that were kept");
 }
+
+/// Lists of so many elements are none, also where requests have none at all.
+#[test]
+fn a_list_of_less_than_nothing_is_refused() {
+    let context = find_device(Some("soft0")).unwrap().open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64, None).unwrap();
+    let path = PathOptions {
+        gid_index: context.choose_gid(1).unwrap().0,
+        ..PathOptions::default()
+    };
+    for max_send_sge in [0, 1] {
+        let init = QueuePairInit {
+            max_send_sge,
+            ..QueuePairInit::new(&cq, &cq)
+        };
+        let [a, b] = [(); 2].map(|()| pd.create_qp(&init).unwrap());
+        let ends = [&a, &b].map(|qp| qp.endpoint(&path, 1).unwrap());
+        for (qp, peer) in [(&a, &ends[1]), (&b, &ends[0])] {
+            qp.to_init(AccessFlags::all(), 1).unwrap();
+            qp.to_rtr(peer, &path).unwrap();
+            qp.to_rts(1, &path).unwrap();
+        }
+        let memory = context.alloc_memory(4096).unwrap();
+        let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
+        let mut element = ibv_sge {
+            addr: region.addr(),
+            length: 8,
+            lkey: region.lkey(),
+        };
+        let mut post = |num_sge| {
+            let mut request = ibv_send_wr::zeroed();
+            request.opcode = IBV_WR_RDMA_WRITE;
+            request.send_flags = IBV_SEND_SIGNALED;
+            request.sg_list = &raw mut element;
+            request.num_sge = num_sge;
+            request.wr.rdma = ibv_send_wr_rdma {
+                remote_addr: region.addr() + 2048,
+                rkey: region.rkey(),
+            };
+            // SAFETY: the request and its list live through the call.
+            unsafe { a.post_send(&raw mut request) }
+        };
+        // Of no elements: finds that the peer is ready.
+        post(0).unwrap();
+        for num_sge in [-1, i32::MIN, i32::MAX, max_send_sge as i32 + 1] {
+            assert!(
+                post(num_sge).is_err(),
+                "{num_sge} elements of {max_send_sge}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_peer_of_this_process_is_waited_for_when_a_state_is_left() {
+    use std::sync::atomic::AtomicBool;
+    let context = find_device(Some("soft0")).unwrap().open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let (acq, bcq) = (
+        context.create_cq(64, None).unwrap(),
+        context.create_cq(64, None).unwrap(),
+    );
+    let path = PathOptions {
+        gid_index: context.choose_gid(1).unwrap().0,
+        ..PathOptions::default()
+    };
+    let memory = context.alloc_memory(2 * CHUNK).unwrap();
+    let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
+    let there = region.addr() + CHUNK as u64;
+    let mut changed = 0;
+    for _ in 0..40 {
+        let a = pd.create_qp(&QueuePairInit::new(&acq, &acq)).unwrap();
+        let b = pd.create_qp(&QueuePairInit::new(&bcq, &bcq)).unwrap();
+        let ends = [&a, &b].map(|qp| qp.endpoint(&path, 1).unwrap());
+        for (qp, peer) in [(&a, &ends[1]), (&b, &ends[0])] {
+            qp.to_init(AccessFlags::all(), 1).unwrap();
+            qp.to_rtr(peer, &path).unwrap();
+            qp.to_rts(1, &path).unwrap();
+        }
+        let begun = AtomicBool::new(false);
+        let (a, region, begun, acq) = (&a, &region, &begun, &acq);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0u64.. {
+                    // SAFETY: our own memory; races with nobody.
+                    unsafe {
+                        (region.addr() as usize as *mut u8)
+                            .add(CHUNK - 8)
+                            .cast::<u64>()
+                            .write_volatile(round)
+                    };
+                    let mut sge = ibv_sge {
+                        addr: region.addr(),
+                        length: CHUNK as u32,
+                        lkey: region.lkey(),
+                    };
+                    let mut wr = ibv_send_wr::zeroed();
+                    wr.opcode = IBV_WR_RDMA_WRITE;
+                    wr.send_flags = IBV_SEND_SIGNALED;
+                    wr.sg_list = &raw mut sge;
+                    wr.num_sge = 1;
+                    wr.wr.rdma = ibv_send_wr_rdma {
+                        remote_addr: there,
+                        rkey: region.rkey(),
+                    };
+                    // SAFETY: lives through the call.
+                    unsafe { a.post_send(&raw mut wr) }.unwrap();
+                    let mut wcs = [crate::WorkCompletion::default()];
+                    while acq.poll(&mut wcs).unwrap() == 0 {}
+                    begun.store(true, Ordering::Relaxed);
+                    if wcs[0].status() != crate::WcStatus::Success {
+                        break;
+                    }
+                }
+            });
+            while !begun.load(Ordering::Relaxed) {}
+            std::thread::sleep(std::time::Duration::from_micros(1500));
+            let mut attr = ibv_qp_attr::zeroed();
+            attr.qp_state = IBV_QPS_ERR;
+            b.modify(&attr, crate::QpAttrMask::STATE).unwrap();
+            let last = (there as usize + CHUNK - 8) as *const u64;
+            // SAFETY: inside the memory.
+            let before = unsafe { last.read_volatile() };
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            // SAFETY: as above.
+            changed += usize::from(before != unsafe { last.read_volatile() });
+        });
+    }
+    assert_eq!(changed, 0, "times that a byte has changed afterwards");
+}
