@@ -37,6 +37,7 @@ static NOBODYS: KeyEntry = KeyEntry {
     addr: AtomicU64::new(0),
     len: AtomicU64::new(0),
     offset: AtomicU64::new(0),
+    iova: AtomicU64::new(0),
 };
 
 impl Known {
@@ -200,6 +201,7 @@ mod tests {
             addr: AtomicU64::new(0),
             len: AtomicU64::new(0),
             offset: AtomicU64::new(0),
+            iova: AtomicU64::new(0),
         };
         (0..MAX_KEYS).map(|_| empty()).collect()
     }
@@ -234,6 +236,7 @@ mod tests {
             addr,
             len: 64,
             offset: 0,
+            iova: None,
         };
         let key = allocator.publish(keys, range(0x1000)).unwrap();
         let live = keys::lookup(keys, key).unwrap();
