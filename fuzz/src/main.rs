@@ -29,10 +29,12 @@ fn targets() -> Vec<Target> {
     let verbs = verbs_sys::fuzzing::targets().into_iter();
     let wire = wire::fuzzing::targets().into_iter();
     let store = kvstore::fuzzing::targets().into_iter();
+    let cm = rdmacm::fuzzing::targets().into_iter();
+    let cm = cm.map(|target| (target.name, target.run, target.seeds));
     let verbs = verbs.map(|target| (target.name, target.run, target.seeds));
     let wire = wire.map(|target| (target.name, target.run, target.seeds));
     let store = store.map(|target| (target.name, target.run, target.seeds));
-    verbs.chain(wire).chain(store).collect()
+    verbs.chain(cm).chain(wire).chain(store).collect()
 }
 
 fn choose() {

@@ -11,7 +11,7 @@ use crate::nightly;
 use crate::workspace::{TestBinary, Workspace, test_binaries};
 
 /// What has unsafe code, and what puts load on it.
-const PACKAGES: [&str; 4] = ["verbs-sys", "mr-pool", "wire", "kvstore"];
+const PACKAGES: [&str; 5] = ["verbs-sys", "rdmacm", "mr-pool", "wire", "kvstore"];
 
 /// Tests that something is never freed when it must not be; a new one of that kind belongs here.
 const LEAKING: [&str; 4] = [
