@@ -11,8 +11,41 @@ use xshell::cmd;
 
 use crate::workspace::Workspace;
 
-/// The name under which programs look for it.
-const LIBRARY: &str = "libibverbs.so.1";
+/// A library that is built, and how.
+struct Library {
+    /// The name under which programs look for it.
+    name: &'static str,
+    package: &'static str,
+    /// The cargo feature that turns the package into the library, or none.
+    feature: Option<&'static str>,
+    archive: &'static str,
+    /// The versions of its symbols, below the package's folder.
+    versions: &'static str,
+    /// The library before it, which it calls.
+    calls: Option<&'static str>,
+}
+
+/// All of them, each after those that it calls.
+const LIBRARIES: [Library; 2] = [
+    Library {
+        name: VERBS,
+        package: "verbs-sys",
+        feature: Some("drop-in"),
+        archive: "libverbs_sys.a",
+        versions: "src/drop_in/libibverbs.map",
+        calls: None,
+    },
+    Library {
+        name: "librdmacm.so.1",
+        package: "rdmacm",
+        feature: None,
+        archive: "librdmacm.a",
+        versions: "src/librdmacm.map",
+        calls: Some(VERBS),
+    },
+];
+
+const VERBS: &str = "libibverbs.so.1";
 
 /// Where the dynamic loader looks first.
 pub const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
@@ -20,13 +53,13 @@ pub const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
 /// Arguments of `cargo xtask dist`.
 #[derive(Args)]
 pub struct Dist {
-    /// Where the library goes; made if need be [default: dist in cargo's target directory]
+    /// Where the libraries go; made if need be [default: dist in cargo's target directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 impl Dist {
-    /// Builds the library, and says how to use it.
+    /// Builds the libraries, and says how to use them.
     pub fn run(self) -> Result<()> {
         let workspace = Workspace::locate()?;
         let out = match &self.out {
@@ -34,45 +67,61 @@ impl Dist {
             None => workspace.target.join("dist"),
         };
         build(&workspace, &out)?;
-        println!("{LIBRARY} is in {}. To run a program on it:", out.display());
+        let names = LIBRARIES.map(|library| library.name).join(" and ");
+        println!(
+            "{names} are in {}. To run a program on them:",
+            out.display()
+        );
         println!("    {SEARCH_PATH}={} ibv_devices", out.display());
         Ok(())
     }
 }
 
-/// Builds the library into a folder.
+/// Builds the libraries into a folder.
 fn build(workspace: &Workspace, out: &Path) -> Result<()> {
-    let sh = &workspace.shell;
-    // By itself, so that the feature does not have everything else built twice.
-    let folder = workspace.target.join("drop-in");
-    cmd!(
-        sh,
-        "cargo rustc --locked --release --package verbs-sys --features drop-in
-         --crate-type staticlib --target-dir {folder}"
-    )
-    .run()?;
-    let archive = folder.join("release").join("libverbs_sys.a");
-    let source = workspace.root.join("verbs-sys").join("src");
-    let versions = source.join("drop_in").join("libibverbs.map");
-    let (name, versions) = (
-        format!("-Wl,-soname,{LIBRARY}"),
-        format!("-Wl,--version-script={}", versions.display()),
-    );
-    sh.create_dir(out)?;
-    let library = out.join(LIBRARY);
-    // Programs that run have the old one mapped: it is replaced, not written over.
-    let part = out.join(format!("{LIBRARY}.part"));
-    // Rust cannot say under which version a symbol is: the C compiler links, as a C library's.
-    cmd!(
-        sh,
-        "cc -shared -o {part} {name} {versions} -Wl,--whole-archive {archive} -Wl,--no-whole-archive
-         -Wl,-Bsymbolic -Wl,--gc-sections -Wl,--strip-debug -lgcc_s -lpthread -ldl -lm -lc"
-    )
-    .run()?;
-    fs::rename(&part, &library).with_context(|| format!("cannot make {}", library.display()))
+    workspace.shell.create_dir(out)?;
+    LIBRARIES
+        .iter()
+        .try_for_each(|library| library.build(workspace, out))
 }
 
-/// Builds the library where it is built by default, and gives the folder.
+impl Library {
+    fn build(&self, workspace: &Workspace, out: &Path) -> Result<()> {
+        let sh = &workspace.shell;
+        let package = self.package;
+        // Each by itself, so that a feature has nothing else built twice.
+        let folder = workspace.target.join("drop-in");
+        let features = self.feature.iter().flat_map(|name| ["--features", name]);
+        cmd!(
+            sh,
+            "cargo rustc --locked --release --package {package} {features...}
+             --crate-type staticlib --target-dir {folder}"
+        )
+        .run()?;
+        let archive = folder.join("release").join(self.archive);
+        let versions = workspace.root.join(package).join(self.versions);
+        let (name, versions) = (
+            format!("-Wl,-soname,{}", self.name),
+            format!("-Wl,--version-script={}", versions.display()),
+        );
+        let library = out.join(self.name);
+        // Programs that run have the old one mapped: it is replaced, not written over.
+        let part = out.join(format!("{}.part", self.name));
+        let calls = self.calls.map(|name| out.join(name));
+        // Rust cannot say under which version a symbol is: the C compiler links, as a C library's. The library
+        // has threads, so it stays in a process that is done with it.
+        cmd!(
+            sh,
+            "cc -shared -o {part} {name} {versions} -Wl,--whole-archive {archive} -Wl,--no-whole-archive
+             {calls...} -Wl,-Bsymbolic -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,nodelete -Wl,-z,defs
+             -lgcc_s -lpthread -ldl -lm -lc"
+        )
+        .run()?;
+        fs::rename(&part, &library).with_context(|| format!("cannot make {}", library.display()))
+    }
+}
+
+/// Builds the libraries where they are built by default, and gives the folder.
 pub fn build_default(workspace: &Workspace) -> Result<PathBuf> {
     let out = workspace.target.join("dist");
     build(workspace, &out)?;
@@ -96,7 +145,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs a program with the library in front of the system's; its exit status is ours.
+    /// Runs a program with the libraries in front of the system's; its exit status is ours.
     pub fn run(self) -> Result<ExitCode> {
         let workspace = Workspace::locate()?;
         let out = build_default(&workspace)?;

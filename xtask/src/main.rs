@@ -42,7 +42,7 @@ enum Command {
     Conformance(conformance::Conformance),
     /// Run random verbs programs on soft0 and on the kernel's device, and compare
     Differential(differential::Differential),
-    /// Build the software device as libibverbs.so.1, for programs that were built against rdma-core
+    /// Build the software device as libibverbs.so.1, and librdmacm.so.1, for programs that were built against rdma-core
     Dist(dist::Dist),
     /// Run programs of others, unmodified, on the software device
     Dropin(dropin::Dropin),
@@ -50,7 +50,7 @@ enum Command {
     Faults(faults::Faults),
     /// Fuzz every parser of bytes that a peer sends (with the nightly toolchain)
     Fuzz(fuzz::Fuzz),
-    /// Run a program on the software device, by the library that `dist` builds
+    /// Run a program on the software device, by the libraries that `dist` builds
     Run(dist::Run),
     /// Check format, lints and docs, and run every test
     Test(test::Test),

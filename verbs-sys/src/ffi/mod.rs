@@ -47,7 +47,6 @@ macro_rules! zero_default {
 mod attr;
 mod completion;
 mod context;
-mod extended;
 mod layout;
 mod memory;
 mod qp;
@@ -56,7 +55,6 @@ mod work;
 pub use attr::*;
 pub use completion::*;
 pub use context::*;
-pub use extended::*;
 pub use memory::*;
 pub use qp::*;
 pub use work::*;

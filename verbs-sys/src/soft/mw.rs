@@ -352,7 +352,6 @@ impl Wanted {
             offset: region.offset().wrapping_add(offset),
             arena: region.arena(),
             pd,
-            iova: None,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use core::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::device::{context, is_inherited};
 use super::objects::{Pd, code, pointer};
@@ -33,7 +34,7 @@ pub(super) unsafe fn create_srq(handle: *mut ibv_pd, init: *mut ibv_srq_init_att
         fields.srq_context = init.srq_context;
         fields.pd = handle;
         let srq = Srq::new(process, &context.events, pd.id, fields, &init.attr)?;
-        pd.enter();
+        pd.children.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::into_raw(srq).cast_mut().cast())
     }))
 }
@@ -62,8 +63,10 @@ pub(super) unsafe fn destroy_srq(handle: *mut ibv_srq) -> c_int {
     if let Err(error) = unsafe { srq(handle) }.retire() {
         return error.raw_os_error();
     }
-    // SAFETY: written at creation only; entered then, and the queue's domain outlives it.
-    unsafe { Pd::leave((*handle).pd) };
+    // SAFETY: written at creation only; the queue's domain outlives it.
+    unsafe { &*(*handle).pd.cast::<Pd>() }
+        .children
+        .fetch_sub(1, Ordering::Release);
     // SAFETY: the handle is the reference that `create_srq` gave out.
     drop(unsafe { Arc::from_raw(handle.cast::<Srq>().cast_const()) });
     0

@@ -37,7 +37,6 @@ static NOBODYS: KeyEntry = KeyEntry {
     addr: AtomicU64::new(0),
     len: AtomicU64::new(0),
     offset: AtomicU64::new(0),
-    iova: AtomicU64::new(0),
 };
 
 impl Known {
@@ -201,7 +200,6 @@ mod tests {
             addr: AtomicU64::new(0),
             len: AtomicU64::new(0),
             offset: AtomicU64::new(0),
-            iova: AtomicU64::new(0),
         };
         (0..MAX_KEYS).map(|_| empty()).collect()
     }
@@ -236,7 +234,6 @@ mod tests {
             addr,
             len: 64,
             offset: 0,
-            iova: None,
         };
         let key = allocator.publish(keys, range(0x1000)).unwrap();
         let live = keys::lookup(keys, key).unwrap();

@@ -14,7 +14,6 @@ mod progress;
 mod straight;
 #[cfg(test)]
 mod tests;
-mod valid;
 mod window;
 
 use std::sync::atomic::Ordering;
