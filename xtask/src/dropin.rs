@@ -27,13 +27,15 @@ const ALONE: [(&str, &[&str], &str); 2] = [
 
 /// Programs of which one instance listens and another connects to it. They check what they get (`-c`)
 /// where they can.
-const PAIRS: [(&str, &[&str]); 6] = [
+const PAIRS: [(&str, &[&str]); 8] = [
     ("ibv_rc_pingpong", &["-g", "0", "-c"]),
     ("ibv_rc_pingpong", &["-g", "0", "-c", "-e"]),
     ("ibv_uc_pingpong", &["-g", "0", "-c"]),
     ("ibv_uc_pingpong", &["-g", "0", "-c", "-e"]),
     ("ibv_ud_pingpong", &["-g", "0", "-c", "-s", "1024"]),
     ("ibv_ud_pingpong", &["-g", "0", "-c", "-s", "1024", "-e"]),
+    ("ibv_srq_pingpong", &["-g", "0", "-c"]),
+    ("ibv_srq_pingpong", &["-g", "0", "-c", "-e"]),
 ];
 
 /// Arguments of `cargo xtask dropin`.

@@ -207,6 +207,8 @@ pub(crate) struct Mailbox {
 
 /// The [`Target::connection`] of no target.
 pub(crate) const NO_CONNECTION: u64 = u64::MAX;
+/// Another one of no target: the process of the only one is dead.
+pub(crate) const LOST: u64 = u64::MAX - 1;
 
 /// Whether a responder takes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +275,7 @@ impl Target {
     }
 
     /// What stays the same for as long as the responder is in the connection; never
-    /// [`NO_CONNECTION`].
+    /// [`NO_CONNECTION`] nor [`LOST`].
     #[inline]
     pub(crate) fn connection(self) -> u64 {
         self.0 & CONNECTION

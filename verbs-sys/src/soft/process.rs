@@ -431,6 +431,7 @@ impl Process {
         let peer = Arc::new(Peer::connect(self, slot)?);
         if let Some(old) = lock(&self.peers).insert(slot, Arc::clone(&peer)) {
             old.set_dead();
+            service::unwatch(self, &old);
         }
         service::watch(self, &peer)?;
         Ok(peer)

@@ -257,8 +257,16 @@ impl Srq {
         self.take(to)
     }
 
-    /// Serves queue pairs that wait, in their order, as long as there are receives.
-    fn serve_waiting(&self) {
+    /// Takes back the receive that a queue pair took last and will not use; `false` if there is no room, as others
+    /// were posted since. The queue pair's receive lock is held, so those that wait for a receive are to be
+    /// [served](Self::serve_waiting) afterwards.
+    #[cold]
+    pub(super) fn take_back(&self, from: &RecvQueue) -> bool {
+        self.with_receives(|receives| receives.move_back(from))
+    }
+
+    /// Serves queue pairs that wait, in their order, as long as there are receives. No lock is held.
+    pub(super) fn serve_waiting(&self) {
         while self.waiting_count.load(Ordering::Relaxed) != 0
             && self.with_receives(|receives| receives.posted()) != 0
         {

@@ -9,9 +9,7 @@ use verbs_sys::{
     find_device,
 };
 
-use crate::support::{
-    ALL_ACCESS, Ends, MemoryKind, Placement, QpSetup, Queue, Recv, Request, scripts,
-};
+use crate::support::{ALL_ACCESS, QpSetup, Queue, Recv, Request, scripts};
 
 scripts! {
     fn work_that_succeeds_makes_none(ends: &mut Ends) {
@@ -172,23 +170,6 @@ scripts! {
         ends.a.expect_async_event(ffi::IBV_EVENT_SQ_DRAINED, links[1].a);
         ends.a.assert_no_async_event();
     }
-}
-
-/// A peer that dies while nothing is outstanding is told of by an event, where a device notices.
-#[test]
-fn the_death_of_an_idle_peer_is_told() {
-    let mut ends = Ends::open(Placement::TwoProcesses, MemoryKind::Device);
-    if ends.leaves_out() {
-        return;
-    }
-    let link = ends.link();
-    ends.a.transfer(
-        link.a,
-        Request::write(&[link.a_mem.sge(0, 8)], link.b_mem.at(0)),
-    );
-    ends.kill_b();
-    ends.a.expect_async_event(ffi::IBV_EVENT_QP_FATAL, link.a);
-    ends.a.await_state(link.a, QpState::Err);
 }
 
 /// Whoever holds an event may look at its queue pair: its destruction waits.

@@ -21,6 +21,7 @@ mod protection;
 mod queues;
 mod registration;
 mod reregistration;
+mod silence;
 mod srq;
 mod state;
 mod support;

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::io::Errno;
 
 use super::layout::{
-    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, MAX_KEYS, NO_CONNECTION, QpInfo,
-    QpMailbox, Readiness, Target,
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, LOST, MAX_KEYS, NO_CONNECTION,
+    QpInfo, QpMailbox, Readiness, Target,
 };
 use super::process::Process;
 use super::{epoch, fencing};
@@ -55,7 +55,8 @@ pub(super) struct Link {
     pub recv_bell: Option<Bell>,
     /// Rings the queue that waits for our acknowledgements.
     pub send_bell: Option<Bell>,
-    /// The [`Target::connection`] of the peer's that ours was made with; [`NO_CONNECTION`] until it is ready.
+    /// The [`Target::connection`] of the peer's that ours was made with; [`NO_CONNECTION`] until it is ready,
+    /// [`LOST`] once its process is known to be dead.
     connection: AtomicU64,
     /// The [`Target`] of the peer's that was last found to be in that connection, or [`NO_CONNECTION`].
     accepted: AtomicU64,
@@ -131,6 +132,7 @@ impl Link {
         Self {
             via: Via::Nobody,
             dest_qpn,
+            connection: AtomicU64::new(LOST),
             ..Self::local(process, own_qpn)
         }
     }
@@ -144,6 +146,7 @@ impl Link {
     ) -> Self {
         Self {
             via: Via::Remote,
+            connection: AtomicU64::new(NO_CONNECTION),
             route: Some(Route::Tcp { from, to }),
             by_owner: true,
             ..Self::nobody(process, own_qpn, dest_qpn)
@@ -230,11 +233,17 @@ impl Link {
     /// Whether a target that was not seen before is in the connection.
     #[cold]
     fn accepts_anew(&self, target: Target) -> bool {
-        let accepts = target.connection() == self.connection.load(Ordering::Relaxed);
-        if accepts {
-            self.accepted.store(target.0, Ordering::Relaxed);
+        let accepts = || target.connection() == self.connection.load(Ordering::SeqCst);
+        if !accepts() {
+            return false;
         }
-        accepts
+        self.accepted.store(target.0, Ordering::SeqCst);
+        // Either `lose` comes behind this store, or it is seen here.
+        let still = accepts();
+        if !still {
+            self.accepted.store(NO_CONNECTION, Ordering::SeqCst);
+        }
+        still
     }
 
     /// What the peer's queue pair accepts, and from whom.
@@ -243,15 +252,29 @@ impl Link {
         Target(self.info().responder.0.target.load(Ordering::SeqCst))
     }
 
-    /// The peer is ready for ours.
-    pub(super) fn know(&self, target: Target) {
+    /// The peer is ready for ours. `false`: its process has died meanwhile.
+    pub(super) fn know(&self, target: Target) -> bool {
+        let (set, fail) = (Ordering::SeqCst, Ordering::Relaxed);
         self.connection
-            .store(target.connection(), Ordering::Relaxed);
+            .compare_exchange(NO_CONNECTION, target.connection(), set, fail)
+            .is_ok()
     }
 
-    /// Whether the peer ever was ready for ours.
+    /// The process at the other end is dead: nothing is in a connection with us any more, whatever its memory
+    /// says, which stays as it was.
+    pub(super) fn lose(&self) {
+        self.connection.store(LOST, Ordering::SeqCst);
+        self.accepted.store(NO_CONNECTION, Ordering::SeqCst);
+    }
+
+    /// Whether the peer was ready for ours once, or its process is dead.
     pub(super) fn is_known(&self) -> bool {
         self.connection.load(Ordering::Relaxed) != NO_CONNECTION
+    }
+
+    /// Whether the peer has left the connection that we know, or its process is dead: it will never answer.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_known() && self.connected_target().is_none()
     }
 
     /// Whether the peer is still in the connection of this number, and it is with us: only then is

@@ -466,6 +466,9 @@ impl Qp {
         let Some(link) = self.shared_link() else {
             return false;
         };
+        if link.is_dead() {
+            link.lose();
+        }
         if self.recv_can_progress() {
             self.receive(true);
         }
@@ -473,7 +476,7 @@ impl Qp {
             self.progress_send();
         }
         // Last, since what it left behind counts.
-        if link.is_dead() || self.peer_is_gone(&link) {
+        if self.peer_is_gone(&link) {
             self.abandon(&link);
         }
         let waits = self.waits();

@@ -149,6 +149,10 @@ impl Qp {
             .shared_link
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(std::sync::Arc::clone(&link));
+        // Its process may have died before the upkeep thread could see this connection.
+        if link.is_dead() {
+            link.lose();
+        }
         // Before the peer may do anything.
         let index = qpn_index(self.qpn);
         self.process.executing.connect(index, Some(link));

@@ -467,6 +467,22 @@ impl RecvQueue {
         Some(tail.wrapping_sub(next))
     }
 
+    /// Undoes [`move_oldest`](Self::move_oldest): the only receive posted to the other queue is the oldest of this
+    /// one again. `false`: there is no room for it. Both queues' locks are held.
+    pub(in crate::soft) fn move_back(&self, from: &Self) -> bool {
+        if self.is_full(self.tail.load(Ordering::Relaxed)) {
+            return false;
+        }
+        let theirs = from.done.load(Ordering::Relaxed);
+        let position = self.done.load(Ordering::Relaxed).wrapping_sub(1);
+        let wr_id = from.slots.at(theirs).wr_id.load(Ordering::Relaxed);
+        self.write(position, wr_id, from.buffers(theirs));
+        self.done.store(position, Ordering::Relaxed);
+        self.head.store(position, Ordering::Release);
+        from.tail.store(theirs, Ordering::Relaxed);
+        true
+    }
+
     /// Receives that are posted and not used.
     #[inline]
     pub(in crate::soft) fn posted(&self) -> u32 {
@@ -476,6 +492,12 @@ impl RecvQueue {
 
     #[inline]
     fn post(&self, position: u32, wr_id: u64, sges: impl ExactSizeIterator<Item = ibv_sge>) {
+        self.write(position, wr_id, sges);
+        self.tail.store(position.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn write(&self, position: u32, wr_id: u64, sges: impl ExactSizeIterator<Item = ibv_sge>) {
         self.slots
             .at(position)
             .wr_id
@@ -489,7 +511,6 @@ impl RecvQueue {
                 Ordering::Relaxed,
             );
         }
-        self.tail.store(position.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// The buffers of a posted receive.

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::process::Process;
 pub(super) use streams::{Streams, bind_tcp, bind_udp, send_udp};
-pub(super) use upkeep::watch;
+pub(super) use upkeep::{unwatch, watch};
 
 /// Marks the eventfd that ends both threads.
 const HALT: u64 = u64::MAX;

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::{HALT, add};
 use crate::soft::link::peer::Peer;
+use crate::soft::link::signal;
 use crate::soft::process::Process;
 
 /// The timer runs from a millisecond up to this, while something waits.
@@ -17,6 +18,13 @@ const MIN_TICK_NS: u64 = 1_000_000;
 
 const KICK: u64 = u64::MAX - 1;
 const TIMER: u64 = u64::MAX - 2;
+
+/// No longer waits for the end of a peer's process, which another one has taken the place of.
+pub(in crate::soft) fn unwatch(process: &Process, peer: &Arc<Peer>) {
+    let _ = epoll::delete(&process.epoll, &peer.hangup);
+    // Its queue pairs shall learn of it.
+    signal(&process.kick);
+}
 
 /// Waits for the end of a peer's process too.
 pub(in crate::soft) fn watch(process: &Process, peer: &Arc<Peer>) -> Result<(), Errno> {
@@ -98,9 +106,8 @@ impl Upkeep {
         tracing::debug!(slot = peer.slot, "a peer process has gone");
         let _ = epoll::delete(&self.process.epoll, &peer.hangup);
         self.process.forget(&peer);
-        for qp in self.process.qps() {
-            qp.serve();
-        }
+        self.tick = MIN_TICK_NS;
+        self.progress();
         peer.sweep(&self.process);
     }
 }

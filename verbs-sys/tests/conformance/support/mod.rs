@@ -217,6 +217,14 @@ impl Ends {
         }
     }
 
+    /// Has the process of `b` give back everything that it has, and end. Nothing can be asked of it any more.
+    pub fn end_b(&mut self) {
+        match &mut self.b {
+            End::Here(_) => panic!("that is this process"),
+            End::There(process) => process.end(),
+        }
+    }
+
     /// Has the process of `b` killed. Nothing can be asked of it any more.
     pub fn kill_b(&mut self) {
         match &mut self.b {

@@ -69,6 +69,12 @@ impl Process {
             .unwrap_or_else(|| panic!("the other process failed at {command:?}"))
     }
 
+    /// Lets it end, as it does at the end of its orders.
+    pub fn end(&mut self) {
+        let _ = self.connection.get_ref().shutdown(std::net::Shutdown::Both);
+        let _ = self.child.wait();
+    }
+
     /// Kills it where it stands.
     pub fn kill(&mut self) {
         self.child.kill().expect("cannot kill the other process");
@@ -80,9 +86,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It ends at the end of its orders.
-        let _ = self.connection.get_ref().shutdown(std::net::Shutdown::Both);
-        let _ = self.child.wait();
+        self.end();
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::access::{self, Cursor, Direction, Place, Trouble};
 use super::super::stream::is_answered;
-use super::super::{MAX_MESSAGE, Qp, now_ns};
+use super::super::{MAX_MESSAGE, Qp};
 use super::window::is_about_window;
 use super::{Bell, Request, Step, success, total};
 use crate::copy;
@@ -125,8 +125,8 @@ impl Qp {
         let target = link.target();
         let ready = target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn;
         let psn = responder.rq_psn.load(Ordering::Relaxed);
-        if ready && !link.is_known() && psn == self.requester.sq_psn.load(Ordering::Relaxed) {
-            link.know(target);
+        let expects_us = psn == self.requester.sq_psn.load(Ordering::Relaxed);
+        if ready && expects_us && link.know(target) {
             self.requester.waiting_since.store(0, Ordering::Relaxed);
             if responder.awaits_first.load(Ordering::Relaxed) != 0 {
                 let notices = &link.mailbox().notices;
@@ -139,25 +139,19 @@ impl Qp {
             }
             return Ok(target);
         }
-        Err(self.not_ready(link, target))
+        let lost = link.is_known() || target.readiness() == Readiness::Gone;
+        Err(self.unanswered(lost))
     }
 
-    /// A peer that is not ready is asked again until the QP's time-out and retries are used up, as a
-    /// requester whose packets nobody answers does; one that can never become ready fails at once.
-    fn not_ready(&self, link: &Link, target: Target) -> Step {
-        let lost = link.is_known() || target.readiness() == Readiness::Gone;
-        if lost || link.is_dead() {
-            return Step::Failed(IBV_WC_RETRY_EXC_ERR);
+    /// A peer that does not answer is asked again until the QP's time-out and retries are used up, as a
+    /// requester does whose packets nobody answers. `lost`: it never will.
+    #[cold]
+    pub(in crate::soft::qp) fn unanswered(&self, lost: bool) -> Step {
+        if self.requester.has_waited(lost) {
+            Step::Failed(IBV_WC_RETRY_EXC_ERR)
+        } else {
+            Step::Wait
         }
-        let since = self.requester.waiting_since.load(Ordering::Relaxed);
-        let patience = self.requester.patience_ns.load(Ordering::Relaxed);
-        let now = now_ns();
-        if since == 0 {
-            self.requester.waiting_since.store(now, Ordering::Relaxed);
-        } else if patience != 0 && now.saturating_sub(since) > patience {
-            return Step::Failed(IBV_WC_RETRY_EXC_ERR);
-        }
-        Step::Wait
     }
 
     /// Whether nobody is there yet to take requests. The send lock is held.
@@ -296,10 +290,11 @@ impl Qp {
                 if self.requester.unmappable.load(Ordering::Relaxed) == arena =>
             {
                 // Its owner does not answer.
-                Step::Failed(IBV_WC_RETRY_EXC_ERR)
+                self.unanswered(true)
             }
             Trouble::Unmapped(arena) => Step::Map(arena),
             Trouble::OutOfReach => Step::GoOver,
+            Trouble::Status(IBV_WC_RETRY_EXC_ERR) => self.unanswered(true),
             Trouble::Status(status) => Step::Failed(status),
         }
     }

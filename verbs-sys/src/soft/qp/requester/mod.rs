@@ -22,9 +22,13 @@ pub(super) use self::known::Ranges;
 pub(in crate::soft) use self::window::Bind;
 
 use super::queues::Outcome;
-use super::{Guarded32, Guarded64, state};
+use super::{Guarded32, Guarded64, now_ns, state};
 use crate::ffi::{IBV_WC_SUCCESS, ibv_ah, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 use crate::soft::ah::{Ah, Route};
+
+/// How long a peer that is known never to answer is waited for at most, whatever the attributes say: half a
+/// second.
+const MAX_SILENCE_NS: u64 = 500_000_000;
 
 /// What the requester remembers of its connection; guarded by the send lock.
 #[derive(Debug, Default)]
@@ -38,7 +42,7 @@ pub(super) struct State {
     pub(in crate::soft::qp) acked: Guarded32,
     /// Messages that records of the peer have acknowledged; written under the receive lock.
     pub(super) heard: Guarded32,
-    /// Since when the peer has not been ready, or 0.
+    /// Since when the peer has not been ready, or is known to be silent; or 0.
     pub(in crate::soft::qp) waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
     atomic: Guarded32,
@@ -72,6 +76,26 @@ impl State {
             word.store(0, Ordering::Relaxed);
         }
         self.waiting_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Nobody answers. Whether that has lasted for as long as a requester repeats its packets; `lost`: and
+    /// nobody ever will. The send lock is held.
+    pub(in crate::soft::qp) fn has_waited(&self, lost: bool) -> bool {
+        let now = now_ns();
+        let since = match self.waiting_since.load(Ordering::Relaxed) {
+            0 => {
+                self.waiting_since.store(now, Ordering::Relaxed);
+                return false;
+            }
+            since => since,
+        };
+        let patience = match self.patience_ns.load(Ordering::Relaxed) {
+            0 if lost => MAX_SILENCE_NS,
+            0 => return false,
+            patience if lost => patience.min(MAX_SILENCE_NS),
+            patience => patience,
+        };
+        now.saturating_sub(since) > patience
     }
 
     /// Whether the oldest unfinished request is the one of the last look.

@@ -7,9 +7,9 @@ use super::super::queues::Outcome;
 use super::super::{Qp, access, state};
 use super::{Bell, Owed};
 use crate::ffi::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_EVENT_QP_FATAL, IBV_EVENT_SQ_DRAINED, IBV_QPS_ERR, IBV_QPS_SQD,
-    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
-    IBV_WC_WR_FLUSH_ERR, ibv_sge, ibv_wc_status,
+    IBV_ACCESS_LOCAL_WRITE, IBV_EVENT_SQ_DRAINED, IBV_QPS_ERR, IBV_QPS_SQD, IBV_WC_REM_ACCESS_ERR,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, ibv_sge,
+    ibv_wc_status,
 };
 use crate::soft::layout::{NAK_VALID, NOTICE_ACCESS, NOTICE_INVALID};
 use crate::soft::link::peer::Mapped;
@@ -327,12 +327,11 @@ impl Qp {
         if !self.waits() {
             return false;
         }
-        let has_left = || link.is_known() && link.connected_target().is_none();
         if self.streams.is_active() {
-            // Once there is a connection, what it has answered before it left comes first.
-            return self.stream_is_lost() || (self.stream_is_awaited() && has_left());
+            return self.stream_is_lost();
         }
-        has_left()
+        // What was not sent yet learns by itself that nobody answers.
+        !self.is_drained() && link.is_lost()
     }
 
     /// Ends messages that a peer which is gone has not taken. Without acknowledgements they have
@@ -345,35 +344,27 @@ impl Qp {
         self.run_backlog(owed, &mut Bell::default());
     }
 
-    /// Nobody will ever answer what is in flight. The send lock is held.
+    /// Nobody will ever answer what is in flight: it ends, and with it the queue pair. Where nothing says why,
+    /// that is not known before the requester has repeated it often enough. The send lock is held.
     fn lose_peer(&self, status: ibv_wc_status, owed: &mut Owed) {
         if self.is_unreliable() {
             self.lose_messages(owed);
-        } else {
+        } else if status != IBV_WC_RETRY_EXC_ERR || self.requester.has_waited(true) {
             self.fail(status, owed);
         }
     }
 
-    /// The peer at this link will never answer: ends what is in flight, and if its process has died,
-    /// the queue pair. Nothing happens if the link is of an earlier connection.
+    /// The peer at this link will never answer: ends what is in flight, in time. Nothing happens if the link is
+    /// of an earlier connection.
     pub(in crate::soft::qp) fn abandon(&self, link: &Link) {
         let mut owed = Owed::default();
         self.lock_sends();
         // SAFETY: the send lock is held.
         let is_ours = unsafe { self.link() }.is_some_and(|ours| std::ptr::eq(ours, link));
-        let dead = link.is_dead();
         // What it acknowledged before it went counts.
         self.take_acknowledgements(&mut owed);
-        let gone = is_ours && (dead || self.peer_is_gone(link));
-        if gone && state::is_connected(self.state()) {
-            if self.waits() {
-                self.lose_peer(IBV_WC_RETRY_EXC_ERR, &mut owed);
-            } else if dead {
-                self.enter_error();
-                // No completion will tell.
-                self.raise(IBV_EVENT_QP_FATAL);
-                owed.failed = true;
-            }
+        if is_ours && self.peer_is_gone(link) && state::is_connected(self.state()) {
+            self.lose_peer(IBV_WC_RETRY_EXC_ERR, &mut owed);
         }
         self.finish_burst(&mut owed, &Bell::default());
         self.unlock_sends();

@@ -108,6 +108,17 @@ pub(super) enum Step {
     Refused(ibv_wc_status, Option<ibv_event_type>),
     /// The requester's arena must be mapped first, without the lock.
     Map(u32),
+    /// Not all of it can be had from its requester, who has left, or who is told this: it never came.
+    Lost(Option<ibv_wc_status>),
+}
+
+/// What is to be done without the lock.
+enum After {
+    Nothing,
+    /// An arena is to be mapped before going on.
+    Map(u32),
+    /// A receive went back to the shared queue, for which others may wait.
+    ServeShared,
 }
 
 impl Qp {
@@ -195,14 +206,20 @@ impl Qp {
         loop {
             epoch::lock(&self.info().rq_epoch.0);
             let was_connected = state::is_connected(self.state());
-            let map = match &self.datagrams {
+            let mut after = match &self.datagrams {
                 Some(endpoint) => {
                     self.take_datagrams(endpoint, &mut solicited);
-                    None
+                    After::Nothing
                 }
                 None => self.take_messages(notify, &mut answered, &mut solicited),
             };
-            let more = self.streams.has_inbound() && self.take_stream(&mut solicited);
+            let more = self.streams.has_inbound() && {
+                let more = self.take_stream(&mut solicited);
+                if !self.streams.has_inbound() && self.return_shared() {
+                    after = After::ServeShared;
+                }
+                more
+            };
             let failed = self.state() == IBV_QPS_ERR;
             if failed {
                 self.flush_posted_recvs();
@@ -219,7 +236,16 @@ impl Qp {
             if more {
                 continue;
             }
-            let Some(arena) = map else { break };
+            let arena = match after {
+                After::Nothing => break,
+                After::Map(arena) => arena,
+                After::ServeShared => {
+                    if let Some(srq) = &self.srq {
+                        srq.serve_waiting();
+                    }
+                    break;
+                }
+            };
             let Some(link) = self.shared_link() else {
                 continue;
             };
@@ -238,23 +264,20 @@ impl Qp {
         answered
     }
 
-    /// The receive lock is held. Returns an arena to map before going on.
-    fn take_messages(
-        &self,
-        notify: bool,
-        answered: &mut bool,
-        solicited: &mut bool,
-    ) -> Option<u32> {
+    /// The receive lock is held.
+    fn take_messages(&self, notify: bool, answered: &mut bool, solicited: &mut bool) -> After {
         // SAFETY: the receive lock is held.
-        let link = unsafe { self.link() }?;
+        let Some(link) = (unsafe { self.link() }) else {
+            return After::Nothing;
+        };
         self.acknowledge(link);
         if !state::is_connected(self.state()) {
-            return None;
+            return After::Nothing;
         }
         let ring = Ring::of(self.mailbox());
         let mut wants_completion = false;
         let mut refused = None;
-        let mut map = None;
+        let (mut after, mut lost) = (After::Nothing, false);
         let (mut taken, mut copied) = (0, 0);
         while taken < BURST && !self.responder.is_closed() {
             let at = self.responder.ring_at.load(Ordering::Relaxed);
@@ -281,9 +304,11 @@ impl Qp {
                 continue;
             }
             let receives = self.rq.done.load(Ordering::Relaxed);
-            let step = match self.take(link, &ring, at, &record) {
+            let step = self.take(link, &ring, at, &record);
+            lost |= matches!(step, Step::Lost(_));
+            let step = match step {
                 // Nobody is told of what is lost, but a receive that has failed.
-                Step::NotReady if self.is_unreliable() => Step::Done,
+                Step::NotReady | Step::Lost(_) if self.is_unreliable() => Step::Done,
                 Step::Refused(..)
                     if self.is_unreliable() && receives == self.rq.done.load(Ordering::Relaxed) =>
                 {
@@ -321,7 +346,21 @@ impl Qp {
                     break;
                 }
                 Step::Map(arena) => {
-                    map = Some(arena);
+                    after = After::Map(arena);
+                    break;
+                }
+                Step::Lost(told) => {
+                    tracing::debug!(
+                        qpn = self.qpn,
+                        told,
+                        "a message cannot be had from its sender"
+                    );
+                    // What is behind it did not come either.
+                    self.responder.closed.store(1, Ordering::Relaxed);
+                    self.responder.not_ready_since.store(0, Ordering::Relaxed);
+                    if let Some(status) = told {
+                        self.nak(link, status, answered);
+                    }
                     break;
                 }
             }
@@ -359,7 +398,19 @@ impl Qp {
         } else if self.mailbox().notices.load(Ordering::Relaxed) != 0 {
             self.take_notices();
         }
-        map
+        if lost && self.return_shared() {
+            after = After::ServeShared;
+        }
+        after
+    }
+
+    /// A message that was begun never came whole: the receive that it would have used goes back to the shared
+    /// queue that it is of, unless others were posted in its place. Whether it did. The receive lock is held.
+    #[cold]
+    fn return_shared(&self) -> bool {
+        let is_held = self.rq.posted() != 0 && state::is_connected(self.state());
+        let srq = self.srq.as_ref().filter(|_| is_held);
+        srq.is_some_and(|srq| srq.take_back(&self.rq))
     }
 
     #[inline]

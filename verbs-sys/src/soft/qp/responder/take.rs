@@ -10,9 +10,9 @@ use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE,
     IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_QPT_RC,
-    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR,
-    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
-    IBV_WC_WR_FLUSH_ERR, ibv_sge, ibv_wc_status,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV_RDMA_WITH_IMM,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::keys;
@@ -28,6 +28,8 @@ enum Unplaced {
     Status(ibv_wc_status),
     /// An arena of the requester must be mapped first.
     Unmapped(u32),
+    /// It cannot be fetched, as its requester has left, or for this reason, which is the requester's.
+    Lost(Option<ibv_wc_status>),
 }
 
 impl Qp {
@@ -106,6 +108,7 @@ impl Qp {
                 Step::Done
             }
             Err(Unplaced::Unmapped(arena)) => Step::Map(arena),
+            Err(Unplaced::Lost(told)) => Step::Lost(told),
             Err(Unplaced::Status(local)) => {
                 self.rq.complete(position, Outcome::failed(local));
                 Step::Refused(IBV_WC_REM_OP_ERR, None)
@@ -162,6 +165,7 @@ impl Qp {
             match self.place(link, ring, at, record, std::iter::once(target), granted) {
                 Ok(()) => {}
                 Err(Unplaced::Unmapped(arena)) => return Step::Map(arena),
+                Err(Unplaced::Lost(told)) => return Step::Lost(told),
                 Err(Unplaced::Status(_)) => {
                     return Step::Refused(IBV_WC_REM_OP_ERR, Some(IBV_EVENT_QP_FATAL));
                 }
@@ -250,7 +254,7 @@ impl Qp {
             let placed =
                 unsafe { access::transfer(Direction::FromPeer, from, &mut list, len, || Ok(from)) };
             // Nothing is in its way.
-            return placed.map_err(|_| out_of_reach(false));
+            return placed.map_err(|_| Unplaced::Status(IBV_WC_LOC_QP_OP_ERR));
         }
         let mut sources = [ibv_sge::default(); MAX_SGE as usize];
         let count = usize::from(record.num_sge).min(sources.len());
@@ -258,37 +262,55 @@ impl Qp {
         // SAFETY: the record's units hold `num_sge` elements, checked when it was decoded; any bytes
         // make an SGE.
         unsafe { copy::read_shared(sources.as_mut_ptr().cast(), ring.payload(at), bytes) };
-        let source_pd = Target(link.info().responder.0.target.load(Ordering::SeqCst)).pd();
+        // Once the requester has left the connection, its program may do with the memory what it likes.
+        let goes_on = || {
+            if self.takes_answers(link) {
+                Ok(())
+            } else {
+                Err(Trouble::Status(IBV_WC_RETRY_EXC_ERR))
+            }
+        };
+        let unplaced = |trouble| match trouble {
+            Trouble::Unmapped(arena) => Unplaced::Unmapped(arena),
+            Trouble::Status(IBV_WC_RETRY_EXC_ERR) => Unplaced::Lost(None),
+            _ if link.has_left() || !self.takes_answers(link) => Unplaced::Lost(None),
+            Trouble::OutOfReach | Trouble::Status(IBV_WC_REM_OP_ERR) => {
+                Unplaced::Lost(Some(IBV_WC_REM_OP_ERR))
+            }
+            // It was there when it was sent.
+            Trouble::Status(_) => Unplaced::Lost(Some(IBV_WC_LOC_PROT_ERR)),
+        };
+        goes_on().map_err(unplaced)?;
+        let source_pd = link.target().pd();
         let mut left = len;
         for source in &sources[..count] {
             let piece = (source.length as usize).min(left);
             if piece == 0 {
                 continue;
             }
-            let reach = || access::resolve(link, source_pd, source.lkey, source.addr, piece, 0);
-            let place = match reach() {
-                Ok(place) => place,
-                Err(Trouble::Unmapped(arena))
-                    if self.responder.unmappable.load(Ordering::Relaxed) != arena =>
-                {
-                    return Err(Unplaced::Unmapped(arena));
-                }
-                Err(_) => return Err(out_of_reach(link.has_left())),
+            let reach = || {
+                let place = access::resolve(link, source_pd, source.lkey, source.addr, piece, 0);
+                let unmappable = self.responder.unmappable.load(Ordering::Relaxed);
+                place.map_err(|trouble| match trouble {
+                    Trouble::Unmapped(arena) if arena == unmappable => Trouble::OutOfReach,
+                    trouble => trouble,
+                })
             };
+            let place = reach().map_err(unplaced)?;
+            let mut ours = None;
             let renew = || {
                 epoch::renew(&self.info().rq_epoch.0);
-                writable(&mut buffers.clone()).map_err(Trouble::Status)?;
+                goes_on()?;
+                writable(&mut buffers.clone()).map_err(|status| {
+                    ours = Some(status);
+                    Trouble::Status(status)
+                })?;
                 reach()
             };
             // SAFETY: both sides were checked under the receive lock, which is held.
-            match unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) } {
-                Ok(()) => {}
-                Err(Trouble::Unmapped(arena)) => return Err(Unplaced::Unmapped(arena)),
-                Err(trouble) => {
-                    let died = matches!(trouble, Trouble::Status(IBV_WC_RETRY_EXC_ERR));
-                    return Err(out_of_reach(died || link.has_left()));
-                }
-            }
+            let placed =
+                unsafe { access::transfer(Direction::FromPeer, place, &mut list, piece, renew) };
+            placed.map_err(|trouble| ours.map_or_else(|| unplaced(trouble), Unplaced::Status))?;
             left -= piece;
         }
         if left == 0 {
@@ -297,14 +319,4 @@ impl Qp {
             Err(Unplaced::Status(IBV_WC_LOC_QP_OP_ERR))
         }
     }
-}
-
-/// What a receive ends with whose message cannot be fetched. One whose sender has left never came: the
-/// receive ends as all those of the connection do.
-fn out_of_reach(left: bool) -> Unplaced {
-    Unplaced::Status(if left {
-        IBV_WC_WR_FLUSH_ERR
-    } else {
-        IBV_WC_LOC_QP_OP_ERR
-    })
 }

@@ -297,7 +297,8 @@ impl Qp {
                     let out = self.out_of_patience(inbound.hello.rnr_retry);
                     return if out { Pause::NotReady } else { Pause::Stalled };
                 }
-                Ok(Step::Full | Step::Later | Step::Map(_)) => {
+                // Whole frames are never lost, and need no mapping.
+                Ok(Step::Full | Step::Later | Step::Map(_) | Step::Lost(_)) => {
                     self.process.nudge_later();
                     return Pause::Stalled;
                 }

@@ -87,6 +87,7 @@ impl Qp {
         match &out.state {
             State::Ready(_) => {}
             State::Unconnected => return self.not_connected(),
+            State::Lost(IBV_WC_RETRY_EXC_ERR) => return self.unanswered(true),
             State::Lost(status) => return Step::Failed(*status),
         }
         let is_atomic = is_answered(request.opcode) && request.opcode != IBV_WR_RDMA_READ;
@@ -139,6 +140,10 @@ impl Qp {
 
     /// The connection is still being made: as long as a requester repeats what nobody answers.
     fn not_connected(&self) -> Step {
+        // SAFETY: the send lock is held.
+        if unsafe { self.link() }.is_some_and(Link::is_lost) {
+            return self.unanswered(true);
+        }
         let since = &self.requester.waiting_since;
         let now = now_ns();
         let patience = self.patience();
@@ -313,6 +318,9 @@ impl Qp {
             if std::mem::replace(&mut out.unsent, unsent) == unsent {
                 tracing::debug!(qpn = self.qpn, silent, "the peer does not answer");
                 out.state = State::Lost(IBV_WC_RETRY_EXC_ERR);
+                // It was waited for already.
+                let since = &self.requester.waiting_since;
+                since.store(out.heard_ns, Ordering::Relaxed);
             } else {
                 out.heard_ns = now_ns();
             }
