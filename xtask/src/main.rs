@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Command::Conformance(conformance) => conformance.run(),
         Command::Differential(differential) => differential.run(),
         Command::Dist(dist) => dist.run().map(|()| ExitCode::SUCCESS),
-        Command::Dropin(dropin) => dropin.run().map(|()| ExitCode::SUCCESS),
+        Command::Dropin(dropin) => dropin.run(),
         Command::Faults(faults) => faults.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Run(run) => run.run(),

@@ -1,0 +1,146 @@
+//! What a case is: which program, how it is run, and what must hold.
+
+/// In an argument: the TCP port that is free for the case.
+pub const PORT: &str = "{port}";
+/// In a client's argument: where the server is.
+pub const ADDRESS: &str = "{address}";
+
+/// One program, run in one way.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// As it is reported, and chosen with `--only`.
+    pub name: String,
+    /// The Debian package that has the program.
+    pub package: &'static str,
+    pub program: &'static str,
+    pub run: Run,
+    /// Variables of the environment.
+    pub environment: Vec<(&'static str, &'static str)>,
+    /// What must hold of what it says, beside that it succeeds: every one, of every process.
+    pub holds: Vec<Holds>,
+}
+
+/// How a program is run.
+#[derive(Clone, Debug)]
+pub enum Run {
+    /// By itself, with these arguments.
+    Alone(Vec<String>),
+    /// As a server, which listens at the TCP port [`PORT`] of its arguments, and a client.
+    Pair {
+        server: Vec<String>,
+        client: Vec<String>,
+        place: Place,
+    },
+}
+
+/// Where the two of a pair are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Two processes of this host.
+    OneHost,
+    /// Two hosts, which are network namespaces; takes root.
+    TwoHosts,
+}
+
+/// Something that must hold of what a program has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// It has these words.
+    Says(&'static str),
+}
+
+impl Case {
+    /// A program that is run by itself; its name is its command line.
+    pub fn alone(package: &'static str, program: &'static str, arguments: &[&str]) -> Self {
+        let run = Run::Alone(owned(arguments));
+        Self::new(package, program, arguments, run)
+    }
+
+    /// A program of which two are run with the same arguments, but that the client has the server's address behind
+    /// them; `-p` is what names the port.
+    pub fn pair(package: &'static str, program: &'static str, arguments: &[&str]) -> Self {
+        let server = owned(&[arguments, &["-p", PORT]].concat());
+        let client = [server.clone(), owned(&[ADDRESS])].concat();
+        let place = Place::OneHost;
+        let run = Run::Pair {
+            server,
+            client,
+            place,
+        };
+        Self::new(package, program, arguments, run)
+    }
+
+    fn new(package: &'static str, program: &'static str, arguments: &[&str], run: Run) -> Self {
+        Self {
+            name: [&[program], arguments].concat().join(" "),
+            package,
+            program,
+            run,
+            environment: Vec::new(),
+            holds: Vec::new(),
+        }
+    }
+
+    /// The same between two hosts, which reach each other over TCP.
+    pub fn between_hosts(mut self) -> Self {
+        if let Run::Pair { place, .. } = &mut self.run {
+            *place = Place::TwoHosts;
+        }
+        self.name += ", two hosts";
+        self.environment.push(("VERBS_SOFT_LISTEN", "0.0.0.0"));
+        self
+    }
+
+    /// One more thing that must hold.
+    pub fn holds(mut self, what: Holds) -> Self {
+        self.holds.push(what);
+        self
+    }
+}
+
+impl Holds {
+    /// Why it does not hold of this output, if so.
+    pub fn wrong_with(self, output: &str) -> Option<String> {
+        match self {
+            Self::Says(words) => {
+                (!output.contains(words)).then(|| format!("it does not say {words:?}"))
+            }
+        }
+    }
+}
+
+fn owned(arguments: &[&str]) -> Vec<String> {
+    arguments
+        .iter()
+        .map(|argument| (*argument).to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_named_by_its_command_line() {
+        let case = Case::pair("package", "program", &["-g", "0"]).between_hosts();
+        assert_eq!(case.name, "program -g 0, two hosts");
+        let Run::Pair {
+            server,
+            client,
+            place,
+        } = case.run
+        else {
+            panic!("not a pair");
+        };
+        assert_eq!(server, ["-g", "0", "-p", "{port}"]);
+        assert_eq!(client, ["-g", "0", "-p", "{port}", "{address}"]);
+        assert_eq!(place, Place::TwoHosts);
+    }
+
+    #[test]
+    fn words_that_are_missing_are_named() {
+        assert_eq!(Holds::Says("soft0").wrong_with("... soft0 ..."), None);
+        let wrong = Holds::Says("soft0").wrong_with("mlx5_0");
+        assert_eq!(wrong.as_deref(), Some("it does not say \"soft0\""));
+    }
+}

@@ -1,0 +1,27 @@
+//! The table of what is run.
+
+mod ibverbs_utils;
+
+use super::case::Case;
+
+/// Every case, in the order in which they are run.
+pub fn all() -> Vec<Case> {
+    [ibverbs_utils::cases()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_of_one_case_each() {
+        let mut seen = HashSet::new();
+        for case in super::all() {
+            assert!(
+                seen.insert(case.name.clone()),
+                "{} is there twice",
+                case.name
+            );
+        }
+    }
+}
