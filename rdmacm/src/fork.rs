@@ -16,22 +16,13 @@ const MOST_FDS: usize = 1 << 16;
 /// The descriptors that are given up.
 static MADE: [AtomicU64; MOST_FDS / 64] = [const { AtomicU64::new(0) }; MOST_FDS / 64];
 
-unsafe extern "C" {
-    /// pthread_atfork(3).
-    fn pthread_atfork(
-        prepare: Option<unsafe extern "C" fn()>,
-        parent: Option<unsafe extern "C" fn()>,
-        child: Option<unsafe extern "C" fn()>,
-    ) -> libc::c_int;
-}
-
 /// From now on children give up what they inherit.
 pub fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         // If this fails for want of memory, children keep sockets; nothing else depends on it.
         // SAFETY: the function keeps to what a child of a process with threads may do.
-        unsafe { pthread_atfork(None, None, Some(give_up)) };
+        unsafe { libc::pthread_atfork(None, None, Some(give_up)) };
     });
 }
 

@@ -189,6 +189,20 @@ impl<const TO_SHARED: bool> Cursor<TO_SHARED> {
         }
     }
 
+    /// Copies what is left behind the last block.
+    #[inline(always)]
+    fn finish_blocks(&mut self) {
+        while self.left >= 16 {
+            // SAFETY: just checked.
+            unsafe { self.copy_16() };
+        }
+        if self.left & 8 != 0 {
+            // SAFETY: just checked.
+            unsafe { self.copy_8() };
+        }
+        self.finish();
+    }
+
     /// Runs one of the loops over as many whole blocks of `BLOCK` bytes as are left.
     #[inline(always)]
     fn blocks<const BLOCK: usize>(&mut self, run: unsafe fn(*mut u8, *const u8, usize)) {
@@ -279,15 +293,7 @@ unsafe fn copy_large<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: u
     } else {
         cursor.blocks::<64>(blocks_sse);
     }
-    while cursor.left >= 16 {
-        // SAFETY: just checked.
-        unsafe { cursor.copy_16() };
-    }
-    if cursor.left & 8 != 0 {
-        // SAFETY: just checked.
-        unsafe { cursor.copy_8() };
-    }
-    cursor.finish();
+    cursor.finish_blocks();
 }
 
 /// The same for lengths from [`WHOLE_LINES`] on, with a cache line in each access.
@@ -315,15 +321,7 @@ unsafe fn copy_lines<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: u
         cursor.left += AHEAD;
     }
     cursor.blocks::<256>(blocks_avx512);
-    while cursor.left >= 16 {
-        // SAFETY: just checked.
-        unsafe { cursor.copy_16() };
-    }
-    if cursor.left & 8 != 0 {
-        // SAFETY: just checked.
-        unsafe { cursor.copy_8() };
-    }
-    cursor.finish();
+    cursor.finish_blocks();
 }
 
 /// Copies blocks of 64 bytes by 16-byte accesses.
@@ -362,35 +360,40 @@ unsafe fn blocks_sse(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Defines a routine that copies blocks of 256 bytes by 64-byte accesses, after other
-/// instructions of its own.
-macro_rules! blocks_avx512 {
-    ($(#[$doc:meta])* $name:ident, $($first:literal),*) => {
+/// Defines a routine that copies blocks of four accesses of so many bytes, by an instruction and registers of
+/// that width, after other instructions of its own.
+macro_rules! blocks_wide {
+    (
+        $(#[$doc:meta])*
+        $name:ident, $move:literal $register:literal $bytes:literal, $second:literal $third:literal $fourth:literal
+        $block:literal $(, $first:literal)*
+    ) => {
         $(#[$doc])*
         ///
         /// # Safety
         ///
-        /// As for [`blocks_sse`] with 256 in place of 64, and the processor must have AVX-512F.
+        /// As for [`blocks_sse`] with the block's size in place of 64, and the processor must have the
+        /// instruction.
         #[inline(always)]
         unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {
-            // SAFETY: each turn reads and writes the next 256 bytes of the two ranges, and the
-            // last turn ends at `len`; a prefetch accesses nothing. `vzeroupper` changes the upper
-            // part of the first sixteen vector registers, so all of them are declared.
+            // SAFETY: each turn reads and writes the next block of the two ranges, and the last turn
+            // ends at `len`; a prefetch accesses nothing. `vzeroupper` changes the upper part of the
+            // first sixteen vector registers, so all of them are declared.
             unsafe {
                 asm!(
                     "2:",
                     $($first,)*
-                    "vmovdqu64 zmm0, zmmword ptr [{src}]",
-                    "vmovdqu64 zmm1, zmmword ptr [{src} + 64]",
-                    "vmovdqu64 zmm2, zmmword ptr [{src} + 128]",
-                    "vmovdqu64 zmm3, zmmword ptr [{src} + 192]",
-                    "vmovdqu64 zmmword ptr [{dst}], zmm0",
-                    "vmovdqu64 zmmword ptr [{dst} + 64], zmm1",
-                    "vmovdqu64 zmmword ptr [{dst} + 128], zmm2",
-                    "vmovdqu64 zmmword ptr [{dst} + 192], zmm3",
-                    "add {src}, 256",
-                    "add {dst}, 256",
-                    "sub {left}, 256",
+                    concat!($move, " ", $register, "0, ", $bytes, " ptr [{src}]"),
+                    concat!($move, " ", $register, "1, ", $bytes, " ptr [{src} + ", $second, "]"),
+                    concat!($move, " ", $register, "2, ", $bytes, " ptr [{src} + ", $third, "]"),
+                    concat!($move, " ", $register, "3, ", $bytes, " ptr [{src} + ", $fourth, "]"),
+                    concat!($move, " ", $bytes, " ptr [{dst}], ", $register, "0"),
+                    concat!($move, " ", $bytes, " ptr [{dst} + ", $second, "], ", $register, "1"),
+                    concat!($move, " ", $bytes, " ptr [{dst} + ", $third, "], ", $register, "2"),
+                    concat!($move, " ", $bytes, " ptr [{dst} + ", $fourth, "], ", $register, "3"),
+                    concat!("add {src}, ", $block),
+                    concat!("add {dst}, ", $block),
+                    concat!("sub {left}, ", $block),
                     "jnz 2b",
                     "vzeroupper",
                     src = inout(reg) src => _,
@@ -407,75 +410,30 @@ macro_rules! blocks_avx512 {
     };
 }
 
-blocks_avx512!(
-    /// Copies blocks of 256 bytes by 64-byte accesses.
-    blocks_avx512,
+blocks_wide!(
+    /// Copies blocks of 128 bytes by 32-byte accesses; with AVX.
+    blocks_avx, "vmovdqu" "ymm" "ymmword", 32 64 96 128
 );
 
-blocks_avx512!(
+blocks_wide!(
     /// The same with `AHEAD` more bytes behind the destination, which it prefetches for writing.
-    blocks_avx512_ahead,
+    ///
+    /// `prefetchw` does nothing on processors older than itself.
+    blocks_avx_ahead, "vmovdqu" "ymm" "ymmword", 32 64 96 128,
+    "prefetchw byte ptr [{dst} + 1024]",
+    "prefetchw byte ptr [{dst} + 1088]"
+);
+
+blocks_wide!(
+    /// Copies blocks of 256 bytes by 64-byte accesses; with AVX-512F.
+    blocks_avx512, "vmovdqu64" "zmm" "zmmword", 64 128 192 256
+);
+
+blocks_wide!(
+    /// The same with `AHEAD` more bytes behind the destination, which it prefetches for writing.
+    blocks_avx512_ahead, "vmovdqu64" "zmm" "zmmword", 64 128 192 256,
     "prefetchw byte ptr [{dst} + 1024]",
     "prefetchw byte ptr [{dst} + 1088]",
     "prefetchw byte ptr [{dst} + 1152]",
     "prefetchw byte ptr [{dst} + 1216]"
-);
-
-/// Defines a routine that copies blocks of 128 bytes by 32-byte accesses, after other
-/// instructions of its own.
-macro_rules! blocks_avx {
-    ($(#[$doc:meta])* $name:ident, $($first:literal),*) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        ///
-        /// As for [`blocks_sse`] with 128 in place of 64, and the processor must have AVX.
-        #[inline(always)]
-        unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {
-            // SAFETY: each turn reads and writes the next 128 bytes of the two ranges, and the
-            // last turn ends at `len`; a prefetch accesses nothing. `vzeroupper` changes the upper
-            // half of every vector register, so all of them are declared.
-            unsafe {
-                asm!(
-                    "2:",
-                    $($first,)*
-                    "vmovdqu ymm0, ymmword ptr [{src}]",
-                    "vmovdqu ymm1, ymmword ptr [{src} + 32]",
-                    "vmovdqu ymm2, ymmword ptr [{src} + 64]",
-                    "vmovdqu ymm3, ymmword ptr [{src} + 96]",
-                    "vmovdqu ymmword ptr [{dst}], ymm0",
-                    "vmovdqu ymmword ptr [{dst} + 32], ymm1",
-                    "vmovdqu ymmword ptr [{dst} + 64], ymm2",
-                    "vmovdqu ymmword ptr [{dst} + 96], ymm3",
-                    "add {src}, 128",
-                    "add {dst}, 128",
-                    "sub {left}, 128",
-                    "jnz 2b",
-                    "vzeroupper",
-                    src = inout(reg) src => _,
-                    dst = inout(reg) dst => _,
-                    left = inout(reg) len => _,
-                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
-                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
-                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
-                    options(nostack),
-                );
-            }
-        }
-    };
-}
-
-blocks_avx!(
-    /// Copies blocks of 128 bytes by 32-byte accesses.
-    blocks_avx,
-);
-
-blocks_avx!(
-    /// The same with `AHEAD` more bytes behind the destination, which it prefetches for writing.
-    ///
-    /// `prefetchw` does nothing on processors older than itself.
-    blocks_avx_ahead,
-    "prefetchw byte ptr [{dst} + 1024]",
-    "prefetchw byte ptr [{dst} + 1088]"
 );

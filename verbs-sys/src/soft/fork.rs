@@ -16,21 +16,12 @@ const PREFIX: &[u8] = b"\0verbs-soft0/";
 /// No more file descriptors are looked at.
 const MOST_FDS: libc::rlim_t = 1 << 16;
 
-unsafe extern "C" {
-    /// pthread_atfork(3).
-    fn pthread_atfork(
-        prepare: Option<unsafe extern "C" fn()>,
-        parent: Option<unsafe extern "C" fn()>,
-        child: Option<unsafe extern "C" fn()>,
-    ) -> libc::c_int;
-}
-
 /// From now on children give up what they inherit.
 pub(super) fn watch() {
     static WATCHED: Once = Once::new();
     // SAFETY: the function keeps to what a child of a process with threads may do.
     WATCHED.call_once(
-        || match unsafe { pthread_atfork(None, None, Some(give_up)) } {
+        || match unsafe { libc::pthread_atfork(None, None, Some(give_up)) } {
             0 => {}
             error => tracing::warn!(error, "pthread_atfork: forked children will keep sockets"),
         },

@@ -1,6 +1,6 @@
 //! The key table: what each lkey and rkey names.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -161,6 +161,11 @@ pub(super) fn offset_in(
     (fits && granted).then_some(offset)
 }
 
+/// What [`KeyEntry::live`] is with this key in its low half.
+fn same_generation(live: &AtomicU64, key: u32) -> u64 {
+    live.load(Ordering::Relaxed) & !u64::from(u32::MAX) | u64::from(key)
+}
+
 #[cold]
 fn is_window_for(named: u32, pd: u32, qpn: u32) -> bool {
     named == window_in_pd(pd) || named == window_of_qp(qpn)
@@ -220,16 +225,14 @@ impl Allocator {
     /// calls [`recycle`](Self::recycle).
     pub(super) fn revoke(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
         let live = &keys[(key >> 8) as usize].live;
-        let generation = live.load(Ordering::Relaxed) & !u64::from(u32::MAX);
-        live.store(generation, Ordering::SeqCst);
+        live.store(same_generation(live, 0), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Takes a revocation back: the fields are still those of the key.
     pub(super) fn restore(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
         let live = &keys[(key >> 8) as usize].live;
-        let generation = live.load(Ordering::Relaxed) & !u64::from(u32::MAX);
-        live.store(generation | u64::from(key), Ordering::Release);
+        live.store(same_generation(live, key), Ordering::Release);
     }
 
     /// Lets the slot of a revoked key be used again.

@@ -67,6 +67,21 @@ pub(crate) struct KeyEntry {
     pub offset: AtomicU64,
 }
 
+impl KeyEntry {
+    /// One that names nothing, but for what `live` says.
+    pub(crate) const fn new(live: u64) -> Self {
+        Self {
+            live: AtomicU64::new(live),
+            access: AtomicU32::new(0),
+            pd: AtomicU32::new(0),
+            arena: AtomicU32::new(0),
+            addr: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+        }
+    }
+}
+
 /// A word alone on its pair of cache lines (the adjacent-line prefetcher fetches pairs).
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub T);

@@ -23,8 +23,7 @@ use super::mw::{Execution, Windows};
 use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
-use super::{fencing, keys};
-use super::{fork, identity, service};
+use super::{fencing, fork, identity, keys, service};
 use crate::ffi::ibv_qp_attr;
 
 /// How long after a request for it the upkeep thread looks at the queue pairs.

@@ -5,7 +5,7 @@
 //! those who do so have everything looked up anew (`fencing.rs`).
 
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::super::Qp;
 use crate::soft::fencing;
@@ -29,15 +29,7 @@ pub(super) struct Known {
 }
 
 /// The entry of no key.
-static NOBODYS: KeyEntry = KeyEntry {
-    live: AtomicU64::new(u64::MAX),
-    access: AtomicU32::new(0),
-    pd: AtomicU32::new(0),
-    arena: AtomicU32::new(0),
-    addr: AtomicU64::new(0),
-    len: AtomicU64::new(0),
-    offset: AtomicU64::new(0),
-};
+static NOBODYS: KeyEntry = KeyEntry::new(u64::MAX);
 
 impl Known {
     const NOTHING: Self = Self {
@@ -192,16 +184,7 @@ mod tests {
     use crate::soft::layout::MAX_KEYS;
 
     fn table() -> Vec<KeyEntry> {
-        let empty = || KeyEntry {
-            live: AtomicU64::new(0),
-            access: AtomicU32::new(0),
-            pd: AtomicU32::new(0),
-            arena: AtomicU32::new(0),
-            addr: AtomicU64::new(0),
-            len: AtomicU64::new(0),
-            offset: AtomicU64::new(0),
-        };
-        (0..MAX_KEYS).map(|_| empty()).collect()
+        (0..MAX_KEYS).map(|_| KeyEntry::new(0)).collect()
     }
 
     /// A peer's own table is its own to write, whenever it likes.

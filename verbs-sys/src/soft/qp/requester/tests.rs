@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::ffi::*;
 use crate::soft::qp::Qp;
 use crate::soft::qp::access::CHUNK;
-use crate::{AccessFlags, PathOptions, QueuePair, QueuePairInit, find_device};
+use crate::{
+    AccessFlags, Context, PathOptions, ProtectionDomain, QueuePair, QueuePairInit, find_device,
+};
 
 /// Requests of a chain.
 const LENGTH: usize = 8;
@@ -13,6 +15,39 @@ const LENGTH: usize = 8;
 fn device_side(qp: &QueuePair) -> &Qp {
     // SAFETY: the handle of a queue pair of this device leads it, and lives as long.
     unsafe { &*qp.as_raw().cast::<Qp>() }
+}
+
+fn path(context: &Context) -> PathOptions {
+    PathOptions {
+        gid_index: context.choose_gid(1).unwrap().0,
+        ..PathOptions::default()
+    }
+}
+
+/// Two queue pairs that are connected to each other.
+fn connected(
+    pd: &ProtectionDomain,
+    inits: [&QueuePairInit<'_>; 2],
+    path: &PathOptions,
+) -> [QueuePair; 2] {
+    let qps = inits.map(|init| pd.create_qp(init).unwrap());
+    let ends = qps.each_ref().map(|qp| qp.endpoint(path, 1).unwrap());
+    for (qp, peer) in qps.iter().zip(ends.iter().rev()) {
+        qp.to_init(AccessFlags::all(), 1).unwrap();
+        qp.to_rtr(peer, path).unwrap();
+        qp.to_rts(1, path).unwrap();
+    }
+    qps
+}
+
+/// A signaled WRITE of these elements.
+fn write(list: *mut ibv_sge, num_sge: i32, remote_addr: u64, rkey: u32) -> ibv_send_wr {
+    let mut request = ibv_send_wr::zeroed();
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.send_flags = IBV_SEND_SIGNALED;
+    (request.sg_list, request.num_sge) = (list, num_sge);
+    request.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
+    request
 }
 
 /// How often the epoch of a word was another one while something was done.
@@ -27,22 +62,12 @@ fn a_chain_is_no_longer_epoch_than_a_request() {
     let context = find_device(Some("soft0")).unwrap().open().unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64, None).unwrap();
-    let path = PathOptions {
-        gid_index: context.choose_gid(1).unwrap().0,
-        ..PathOptions::default()
-    };
     let init = QueuePairInit {
         max_send_wr: 16,
         max_send_sge: 2,
         ..QueuePairInit::new(&cq, &cq)
     };
-    let [a, b] = [(); 2].map(|()| pd.create_qp(&init).unwrap());
-    let ends = [&a, &b].map(|qp| qp.endpoint(&path, 1).unwrap());
-    for (qp, peer) in [(&a, &ends[1]), (&b, &ends[0])] {
-        qp.to_init(AccessFlags::all(), 1).unwrap();
-        qp.to_rtr(peer, &path).unwrap();
-        qp.to_rts(1, &path).unwrap();
-    }
+    let [a, b] = connected(&pd, [&init, &init], &path(&context));
     let memory = context.alloc_memory(2 * CHUNK).unwrap();
     let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
     let element = |length: usize| ibv_sge {
@@ -136,22 +161,12 @@ fn a_list_of_less_than_nothing_is_refused() {
     let context = find_device(Some("soft0")).unwrap().open().unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64, None).unwrap();
-    let path = PathOptions {
-        gid_index: context.choose_gid(1).unwrap().0,
-        ..PathOptions::default()
-    };
     for max_send_sge in [0, 1] {
         let init = QueuePairInit {
             max_send_sge,
             ..QueuePairInit::new(&cq, &cq)
         };
-        let [a, b] = [(); 2].map(|()| pd.create_qp(&init).unwrap());
-        let ends = [&a, &b].map(|qp| qp.endpoint(&path, 1).unwrap());
-        for (qp, peer) in [(&a, &ends[1]), (&b, &ends[0])] {
-            qp.to_init(AccessFlags::all(), 1).unwrap();
-            qp.to_rtr(peer, &path).unwrap();
-            qp.to_rts(1, &path).unwrap();
-        }
+        let [a, _b] = connected(&pd, [&init, &init], &path(&context));
         let memory = context.alloc_memory(4096).unwrap();
         let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
         let mut element = ibv_sge {
@@ -160,15 +175,8 @@ fn a_list_of_less_than_nothing_is_refused() {
             lkey: region.lkey(),
         };
         let mut post = |num_sge| {
-            let mut request = ibv_send_wr::zeroed();
-            request.opcode = IBV_WR_RDMA_WRITE;
-            request.send_flags = IBV_SEND_SIGNALED;
-            request.sg_list = &raw mut element;
-            request.num_sge = num_sge;
-            request.wr.rdma = ibv_send_wr_rdma {
-                remote_addr: region.addr() + 2048,
-                rkey: region.rkey(),
-            };
+            let there = region.addr() + 2048;
+            let mut request = write(&raw mut element, num_sge, there, region.rkey());
             // SAFETY: the request and its list live through the call.
             unsafe { a.post_send(&raw mut request) }
         };
@@ -185,77 +193,56 @@ fn a_list_of_less_than_nothing_is_refused() {
 
 #[test]
 fn a_peer_of_this_process_is_waited_for_when_a_state_is_left() {
-    use std::sync::atomic::AtomicBool;
     let context = find_device(Some("soft0")).unwrap().open().unwrap();
     let pd = context.alloc_pd().unwrap();
-    let (acq, bcq) = (
-        context.create_cq(64, None).unwrap(),
-        context.create_cq(64, None).unwrap(),
-    );
+    let [acq, bcq] = [(); 2].map(|()| context.create_cq(64, None).unwrap());
+    // What is posted afterwards fails soon.
     let path = PathOptions {
-        gid_index: context.choose_gid(1).unwrap().0,
-        ..PathOptions::default()
+        timeout: 1,
+        retry_cnt: 0,
+        ..path(&context)
     };
     let memory = context.alloc_memory(2 * CHUNK).unwrap();
     let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
     let there = region.addr() + CHUNK as u64;
+    // SAFETY: inside the memory, whose word there is used as an atomic, or by copies, only.
+    let last = |start: u64| unsafe { &*((start as usize + CHUNK - 8) as *const AtomicU64) };
     let mut changed = 0;
     for _ in 0..40 {
-        let a = pd.create_qp(&QueuePairInit::new(&acq, &acq)).unwrap();
-        let b = pd.create_qp(&QueuePairInit::new(&bcq, &bcq)).unwrap();
-        let ends = [&a, &b].map(|qp| qp.endpoint(&path, 1).unwrap());
-        for (qp, peer) in [(&a, &ends[1]), (&b, &ends[0])] {
-            qp.to_init(AccessFlags::all(), 1).unwrap();
-            qp.to_rtr(peer, &path).unwrap();
-            qp.to_rts(1, &path).unwrap();
-        }
-        let begun = AtomicBool::new(false);
-        let (a, region, begun, acq) = (&a, &region, &begun, &acq);
+        let inits = [&acq, &bcq].map(|cq| QueuePairInit::new(cq, cq));
+        let [a, b] = connected(&pd, inits.each_ref(), &path);
+        let (a, region, acq) = (&a, &region, &acq);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            let writer = scope.spawn(move || {
                 for round in 0u64.. {
-                    // SAFETY: our own memory; races with nobody.
-                    unsafe {
-                        (region.addr() as usize as *mut u8)
-                            .add(CHUNK - 8)
-                            .cast::<u64>()
-                            .write_volatile(round)
-                    };
-                    let mut sge = ibv_sge {
+                    last(region.addr()).store(round, Ordering::Relaxed);
+                    let mut element = ibv_sge {
                         addr: region.addr(),
                         length: CHUNK as u32,
                         lkey: region.lkey(),
                     };
-                    let mut wr = ibv_send_wr::zeroed();
-                    wr.opcode = IBV_WR_RDMA_WRITE;
-                    wr.send_flags = IBV_SEND_SIGNALED;
-                    wr.sg_list = &raw mut sge;
-                    wr.num_sge = 1;
-                    wr.wr.rdma = ibv_send_wr_rdma {
-                        remote_addr: there,
-                        rkey: region.rkey(),
-                    };
-                    // SAFETY: lives through the call.
-                    unsafe { a.post_send(&raw mut wr) }.unwrap();
+                    let mut request = write(&raw mut element, 1, there, region.rkey());
+                    // SAFETY: the request and its list live through the call.
+                    unsafe { a.post_send(&raw mut request) }.unwrap();
                     let mut wcs = [crate::WorkCompletion::default()];
                     while acq.poll(&mut wcs).unwrap() == 0 {}
-                    begun.store(true, Ordering::Relaxed);
-                    if wcs[0].status() != crate::WcStatus::Success {
+                    if !wcs[0].is_ok() {
                         break;
                     }
                 }
             });
-            while !begun.load(Ordering::Relaxed) {}
-            std::thread::sleep(std::time::Duration::from_micros(1500));
+            // In the middle of a copy, which is not the first.
+            let is_odd = |epoch: &AtomicU64| epoch.load(Ordering::Relaxed) & 1 != 0;
+            let copies = || device_side(a).info().sends.0.epochs().any(is_odd);
+            while last(there).load(Ordering::Relaxed) < 8 || !copies() {}
             let mut attr = ibv_qp_attr::zeroed();
             attr.qp_state = IBV_QPS_ERR;
             b.modify(&attr, crate::QpAttrMask::STATE).unwrap();
-            let last = (there as usize + CHUNK - 8) as *const u64;
-            // SAFETY: inside the memory.
-            let before = unsafe { last.read_volatile() };
-            std::thread::sleep(std::time::Duration::from_millis(3));
-            // SAFETY: as above.
-            changed += usize::from(before != unsafe { last.read_volatile() });
+            let before = last(there).load(Ordering::Relaxed);
+            // Everything that it was at has ended then.
+            writer.join().unwrap();
+            changed += usize::from(before != last(there).load(Ordering::Relaxed));
+            last(there).store(0, Ordering::Relaxed);
         });
     }
     assert_eq!(changed, 0, "times that a byte has changed afterwards");
