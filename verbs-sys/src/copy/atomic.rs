@@ -14,6 +14,17 @@ pub unsafe fn load_u64(word: *const u64) -> u64 {
     unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
 }
 
+/// Stores `value` at `word` with release ordering, whole.
+///
+/// # Safety
+///
+/// As for [`compare_swap_u64`].
+#[inline]
+pub unsafe fn store_u64(word: *mut u64, value: u64) {
+    // SAFETY: aligned and valid by the contract.
+    unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+}
+
 /// Stores `swap` at `word` if `compare` stands there, in one step; gives the value found.
 ///
 /// # Safety

@@ -55,7 +55,7 @@ use portable as imp;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64 as imp;
 
-pub use atomic::{compare_swap_u64, fetch_add_u64, load_u64};
+pub use atomic::{compare_swap_u64, fetch_add_u64, load_u64, store_u64};
 
 /// Copies `len` bytes from private memory at `src` to shared memory at `dst`.
 ///

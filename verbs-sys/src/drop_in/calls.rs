@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use crate::ffi::*;
-use crate::soft::PROVIDER;
+use crate::soft::{self, PROVIDER};
 
 /// Exports calls of the provider: same arguments, same results.
 macro_rules! forward {
@@ -161,14 +161,10 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    if iova != addr as u64 {
-        set_errno(libc::EOPNOTSUPP);
-        return core::ptr::null_mut();
-    }
     // The upper bits say what a device may leave out.
     let access = access & (IBV_ACCESS_OPTIONAL_FIRST - 1);
     // SAFETY: by the caller's promise.
-    unsafe { (PROVIDER.reg_mr)(pd, addr, len, access as c_int) }
+    unsafe { soft::reg_mr_iova(pd, addr, len, iova, access as c_int) }
 }
 
 /// `IBV_ACCESS_OPTIONAL_FIRST`.
@@ -179,14 +175,78 @@ pub(super) fn set_errno(code: c_int) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// ibv_qp_to_qp_ex(3): null, as the queue pair was not made by ibv_create_qp_ex.
+/// Exports calls that only C programs make: same arguments, same results.
+macro_rules! export {
+    ($($name:ident = $call:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)+) => {$(
+        #[doc = concat!(stringify!($name), "(3).")]
+        ///
+        /// # Safety
+        ///
+        /// As the man page says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+            // SAFETY: the contract is the man page's.
+            unsafe { soft::$call($($arg),*) }
+        }
+    )+};
+}
+
+export! {
+    ibv_qp_to_qp_ex = qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
+    ibv_import_device = import_device(cmd_fd: c_int) -> *mut ibv_context;
+    ibv_import_pd = import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd;
+    ibv_unimport_pd = unimport_pd(pd: *mut ibv_pd);
+    ibv_import_mr = import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr;
+    ibv_unimport_mr = unimport_mr(mr: *mut ibv_mr);
+    ibv_import_dm = import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm;
+    ibv_unimport_dm = unimport_dm(dm: *mut ibv_dm);
+}
+
+/// ibv_init_ah_from_wc(3): 0, or -1.
 ///
 /// # Safety
 ///
 /// As the man page says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut c_void {
-    core::ptr::null_mut()
+pub unsafe extern "C" fn ibv_init_ah_from_wc(
+    context: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    match unsafe { soft::init_ah_from_wc(context, port, &*wc, grh) } {
+        Some(found) => {
+            // SAFETY: a place for the result.
+            unsafe { attr.write(found) };
+            0
+        }
+        None => -1,
+    }
+}
+
+/// ibv_create_ah_from_wc(3).
+///
+/// # Safety
+///
+/// As the man page says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    // SAFETY: by the caller's promise.
+    match unsafe { soft::init_ah_from_wc((*pd).context, port, &*wc, grh) } {
+        // SAFETY: as above.
+        Some(mut attr) => unsafe { (PROVIDER.create_ah)(pd, &raw mut attr) },
+        None => {
+            set_errno(libc::EINVAL);
+            core::ptr::null_mut()
+        }
+    }
 }
 
 /// ibv_get_pkey_index(3).

@@ -43,18 +43,12 @@ macro_rules! nothing {
 not_supported! {
     ibv_attach_mcast,
     ibv_detach_mcast,
-    ibv_init_ah_from_wc,
     ibv_query_ece,
     ibv_resolve_eth_l2_from_gid,
     ibv_set_ece,
 }
 
 none! {
-    ibv_create_ah_from_wc,
-    ibv_import_device,
-    ibv_import_dm,
-    ibv_import_mr,
-    ibv_import_pd,
     ibv_reg_dmabuf_mr,
 }
 
@@ -66,9 +60,6 @@ nothing! {
     ibv_dofork_range,
     ibv_dontfork_range,
     ibv_query_qp_data_in_order,
-    ibv_unimport_dm,
-    ibv_unimport_mr,
-    ibv_unimport_pd,
 }
 
 // Of drivers for real devices: none finds its device through this library.

@@ -87,6 +87,15 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if flags != 0 || len != size_of::<GidEntry>() {
         return -(libc::EOPNOTSUPP as isize);
     }
+    let mut port = ibv_port_attr::zeroed();
+    // SAFETY: by the caller's promise, and a place for the result.
+    let code = unsafe { (PROVIDER.query_port)(context, 1, &raw mut port) };
+    if code != 0 {
+        return -(code as isize);
+    }
+    if usize::try_from(port.gid_tbl_len).is_ok_and(|rows| rows > most) {
+        return -(libc::EINVAL as isize);
+    }
     let mut count = 0;
     while count < most {
         // SAFETY: by the caller's promise.

@@ -1,11 +1,14 @@
 //! Devices, contexts and their tables of functions: ibv_get_device_list(3), ibv_open_device(3).
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::{
-    ibv_cq, ibv_cq_ex, ibv_device_attr_ex, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_node_type,
-    ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr,
-    ibv_send_wr, ibv_srq, ibv_transport_type, ibv_wc,
+    ibv_advise_mr_advice, ibv_alloc_dm_attr, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex,
+    ibv_device_attr_ex, ibv_dm, ibv_modify_cq_attr, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_type,
+    ibv_node_type, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex,
+    ibv_qp_open_attr, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
+    ibv_srq_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_transport_type, ibv_values_ex, ibv_wc,
+    ibv_xrcd, ibv_xrcd_init_attr,
 };
 
 /// Bytes of [`ibv_device::name`].
@@ -148,7 +151,9 @@ pub struct verbs_context {
     pub query_port:
         Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
     /// ibv_advise_mr(3).
-    pub advise_mr: ibv_unused_fn,
+    pub advise_mr: Option<
+        unsafe extern "C" fn(*mut ibv_pd, ibv_advise_mr_advice, u32, *mut ibv_sge, u32) -> c_int,
+    >,
     /// ibv_alloc_null_mr(3).
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
     /// ibv_read_counters(3).
@@ -160,11 +165,13 @@ pub struct verbs_context {
     /// ibv_destroy_counters(3).
     pub destroy_counters: ibv_unused_fn,
     /// ibv_reg_dm_mr(3).
-    pub reg_dm_mr: ibv_unused_fn,
+    pub reg_dm_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     /// ibv_alloc_dm(3).
-    pub alloc_dm: ibv_unused_fn,
+    pub alloc_dm:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     /// ibv_free_dm(3).
-    pub free_dm: ibv_unused_fn,
+    pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
     /// ibv_modify_flow_action_esp(3).
     pub modify_flow_action_esp: ibv_unused_fn,
     /// ibv_destroy_flow_action(3).
@@ -174,13 +181,16 @@ pub struct verbs_context {
     /// ibv_modify_qp_rate_limit(3).
     pub modify_qp_rate_limit: ibv_unused_fn,
     /// ibv_alloc_parent_domain(3).
-    pub alloc_parent_domain: ibv_unused_fn,
+    pub alloc_parent_domain: Option<
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
+    >,
     /// ibv_dealloc_td(3).
-    pub dealloc_td: ibv_unused_fn,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     /// ibv_alloc_td(3).
-    pub alloc_td: ibv_unused_fn,
+    pub alloc_td:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     /// ibv_modify_cq(3).
-    pub modify_cq: ibv_unused_fn,
+    pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     /// ibv_post_srq_ops(3).
     pub post_srq_ops: ibv_unused_fn,
     /// ibv_destroy_rwq_ind_table(3).
@@ -194,9 +204,11 @@ pub struct verbs_context {
     /// ibv_create_wq(3).
     pub create_wq: ibv_unused_fn,
     /// ibv_query_rt_values_ex(3).
-    pub query_rt_values: ibv_unused_fn,
-    /// ibv_create_cq_ex(3); the second argument is an `ibv_cq_init_attr_ex`.
-    pub create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> *mut ibv_cq_ex>,
+    pub query_rt_values:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
+    /// ibv_create_cq_ex(3).
+    pub create_cq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     /// The library's.
     pub priv_: *mut c_void,
     /// ibv_query_device_ex(3); the last argument is the size of the structure in bytes.
@@ -217,18 +229,21 @@ pub struct verbs_context {
     /// Place of an older slot.
     pub ABI_placeholder1: ibv_unused_fn,
     /// ibv_open_qp(3).
-    pub open_qp: ibv_unused_fn,
+    pub open_qp:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     /// ibv_create_qp_ex(3).
     pub create_qp_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     /// ibv_get_srq_num(3).
     pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
-    /// ibv_create_srq_ex(3); the second argument is an `ibv_srq_init_attr_ex`.
-    pub create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> *mut ibv_srq>,
+    /// ibv_create_srq_ex(3).
+    pub create_srq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
     /// ibv_open_xrcd(3).
-    pub open_xrcd: ibv_unused_fn,
+    pub open_xrcd:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
     /// ibv_close_xrcd(3).
-    pub close_xrcd: ibv_unused_fn,
+    pub close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
     /// Place of an older field.
     pub _ABI_placeholder3: u64,
     /// Bytes of this structure as the provider knows it; must stand right before `context`.

@@ -59,6 +59,25 @@ sizes! {
     ibv_srq_attr 12,
     ibv_srq_init_attr 24,
     ibv_rx_hash_conf 24,
+    ibv_cq_init_attr_ex 56,
+    ibv_moderate_cq 4,
+    ibv_modify_cq_attr 8,
+    ibv_td_init_attr 4,
+    ibv_td 8,
+    ibv_parent_domain_init_attr 48,
+    ibv_alloc_dm_attr 16,
+    ibv_dm 32,
+    ibv_tm_cap 8,
+    ibv_srq_init_attr_ex 64,
+    ibv_xrcd_init_attr 12,
+    ibv_xrcd 8,
+    ibv_qp_open_attr 32,
+    ibv_values_ex 24,
+    ibv_ece 12,
+    ibv_poll_cq_attr 4,
+    ibv_wc_tm_info 16,
+    ibv_data_buf 16,
+    ibv_query_device_ex_input 4,
 }
 
 offsets! {
@@ -121,13 +140,26 @@ offsets! {
         abi_compat 320,
     }
     verbs_context {
+        query_port 0,
+        advise_mr 8,
         alloc_null_mr 16,
+        reg_dm_mr 56,
+        alloc_dm 64,
+        free_dm 72,
+        alloc_parent_domain 112,
+        dealloc_td 120,
+        alloc_td 128,
+        modify_cq 136,
+        query_rt_values 192,
         create_cq_ex 200,
         priv_ 208,
         query_device_ex 216,
+        open_qp 256,
         create_qp_ex 264,
         get_srq_num 272,
         create_srq_ex 280,
+        open_xrcd 288,
+        close_xrcd 296,
         sz 312,
         context 320,
     }
@@ -202,13 +234,68 @@ offsets! {
         status 132,
         wr_id 136,
         start_poll 144,
+        next_poll 152,
+        end_poll 160,
+        read_opcode 168,
+        read_completion_wallclock_ns 280,
     }
     ibv_qp_ex {
         comp_mask 160,
+        wr_id 168,
         wr_flags 176,
         wr_atomic_cmp_swp 184,
+        wr_send 240,
+        wr_set_ud_addr 272,
+        wr_set_sge_list 312,
         wr_start 320,
+        wr_complete 328,
+        wr_abort 336,
         wr_atomic_write 344,
+    }
+    ibv_cq_init_attr_ex {
+        cq_context 8,
+        comp_vector 24,
+        wc_flags 32,
+        comp_mask 40,
+        flags 44,
+        parent_domain 48,
+    }
+    ibv_modify_cq_attr {
+        moderate 4,
+    }
+    ibv_parent_domain_init_attr {
+        td 8,
+        comp_mask 16,
+        alloc 24,
+        pd_context 40,
+    }
+    ibv_alloc_dm_attr {
+        log_align_req 8,
+    }
+    ibv_dm {
+        memcpy_to_dm 8,
+        comp_mask 24,
+        handle 28,
+    }
+    ibv_srq_init_attr_ex {
+        attr 8,
+        comp_mask 20,
+        srq_type 24,
+        pd 32,
+        xrcd 40,
+        cq 48,
+        tm_cap 56,
+    }
+    ibv_xrcd_init_attr {
+        fd 4,
+        oflags 8,
+    }
+    ibv_qp_open_attr {
+        xrcd 8,
+        qp_type 24,
+    }
+    ibv_values_ex {
+        raw_clock 8,
     }
     ibv_recv_wr {
         next 8,

@@ -47,6 +47,7 @@ macro_rules! zero_default {
 mod attr;
 mod completion;
 mod context;
+mod extended;
 mod layout;
 mod memory;
 mod qp;
@@ -55,6 +56,7 @@ mod work;
 pub use attr::*;
 pub use completion::*;
 pub use context::*;
+pub use extended::*;
 pub use memory::*;
 pub use qp::*;
 pub use work::*;

@@ -3,6 +3,8 @@
 use rustix::io::Errno;
 
 use super::process::Process;
+#[cfg(any(feature = "drop-in", test))]
+use crate::ffi::{IBV_WC_GRH, ibv_gid, ibv_grh, ibv_wc};
 use crate::ffi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_pd};
 
 /// Next header of a GRH before an IBA transport header.
@@ -105,6 +107,79 @@ impl Route {
     }
 }
 
+/// ibv_init_ah_from_wc(3): the address that a datagram came from.
+///
+/// # Safety
+///
+/// The context is open; `grh` is what stands before the datagram, if the completion says that something does.
+#[cfg(any(feature = "drop-in", test))]
+pub(crate) unsafe fn init_ah_from_wc(
+    handle: *mut ibv_context,
+    port: u8,
+    wc: &ibv_wc,
+    grh: *const ibv_grh,
+) -> Option<ibv_ah_attr> {
+    let mut attr = ibv_ah_attr::zeroed();
+    attr.dlid = wc.slid;
+    attr.sl = wc.sl;
+    attr.src_path_bits = wc.dlid_path_bits;
+    attr.port_num = port;
+    if wc.wc_flags & IBV_WC_GRH == 0 {
+        return Some(attr);
+    }
+    // SAFETY: by the caller's promise.
+    let (context, bytes) = unsafe {
+        (
+            super::device::context(handle),
+            grh.cast::<[u8; 40]>().read(),
+        )
+    };
+    let Came { from, to, class } = Came::by(&bytes)?;
+    let gids = &context.process().ok()?.gids;
+    let sgid_index = gids.iter().position(|gid| *gid == to)?;
+    attr.is_global = 1;
+    attr.grh.dgid = ibv_gid { raw: from };
+    attr.grh.sgid_index = u8::try_from(sgid_index).ok()?;
+    attr.grh.hop_limit = 0xff;
+    attr.grh.traffic_class = (class >> 20) as u8;
+    attr.grh.flow_label = class & 0xf_ffff;
+    Some(attr)
+}
+
+/// What a header says.
+#[cfg(any(feature = "drop-in", test))]
+struct Came {
+    from: [u8; 16],
+    to: [u8; 16],
+    /// Traffic class and flow label, as in an IPv6 header.
+    class: u32,
+}
+
+#[cfg(any(feature = "drop-in", test))]
+impl Came {
+    fn by(grh: &[u8; 40]) -> Option<Self> {
+        let ipv4 = &grh[20..];
+        let gid = |from: usize| grh[from..][..16].try_into().ok();
+        let mapped = |at: usize| {
+            let octets: [u8; 4] = ipv4[at..][..4].try_into().ok()?;
+            Some(std::net::Ipv4Addr::from(octets).to_ipv6_mapped().octets())
+        };
+        if ipv4[0] == 0x45 && checksum(ipv4) == 0 {
+            return Some(Self {
+                from: mapped(12)?,
+                to: mapped(16)?,
+                class: u32::from(ipv4[1]) << 20,
+            });
+        }
+        let first = u32::from_be_bytes(grh[..4].try_into().ok()?);
+        (first >> 28 == 6).then_some(Self {
+            from: gid(8)?,
+            to: gid(24)?,
+            class: first & 0xfff_ffff,
+        })
+    }
+}
+
 fn ipv4(gid: &[u8; 16]) -> Option<[u8; 4]> {
     let mapped = std::net::Ipv6Addr::from(*gid).to_ipv4_mapped()?;
     Some(mapped.octets())
@@ -156,6 +231,17 @@ mod tests {
         assert_eq!(grh[36..40], [10, 0, 0, 2]);
         // A header with its checksum in place sums up to nothing.
         assert_eq!(checksum(&grh[20..]), 0);
+    }
+
+    #[test]
+    fn a_header_tells_where_a_datagram_came_from() {
+        for mut route in [route("10.0.0.1", "10.0.0.2"), route("fe80::1", "fe80::2")] {
+            route.traffic_class = 5;
+            let came = Came::by(&route.grh(100)).unwrap();
+            assert_eq!((came.from, came.to), (route.sgid, route.dgid));
+            assert_eq!(came.class, 5 << 20);
+        }
+        assert!(Came::by(&[0; 40]).is_none());
     }
 
     #[test]

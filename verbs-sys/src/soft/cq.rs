@@ -7,6 +7,7 @@
 
 mod calls;
 mod crowd;
+mod extended;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::io::Errno;
 
 use self::crowd::Crowd;
+pub(super) use self::extended::READABLE;
+use self::extended::Reader;
 use self::room::{Room, Watch};
 use super::biased::Biased;
 use super::channel::Channel;
@@ -27,7 +30,7 @@ use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, Calls, CqBell};
 use super::link;
 use super::process::Process;
 use super::qp::Qp;
-use crate::ffi::{ibv_context, ibv_cq, ibv_wc};
+use crate::ffi::{ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 /// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
 const PATIENCE: u32 = 4096;
@@ -35,7 +38,7 @@ const PATIENCE: u32 = 4096;
 /// A completion queue. The C structure comes first: its address is the handle.
 #[repr(C)]
 pub(super) struct Cq {
-    cq: UnsafeCell<ibv_cq>,
+    cq: UnsafeCell<ibv_cq_ex>,
     process: Arc<Process>,
     index: u32,
     channel: Option<Arc<Channel>>,
@@ -49,6 +52,21 @@ pub(super) struct Cq {
     events: Mutex<Events>,
     acknowledged: Condvar,
     async_events: Source,
+    /// Of a queue that is read field by field.
+    reader: Option<Reader>,
+    /// Its user sees to it that it does not overrun.
+    is_ample: bool,
+}
+
+/// How a completion queue is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usage {
+    /// Completions can be read field by field.
+    pub is_extended: bool,
+    /// Threads take turns by their own care.
+    pub is_single_threaded: bool,
+    /// Nobody looks whether it has overrun.
+    pub ignores_overrun: bool,
 }
 
 /// Events that were delivered.
@@ -79,7 +97,8 @@ struct Member {
     receives: bool,
 }
 
-// SAFETY: the C structure is written only at creation, but for one field that is used as an atomic.
+// SAFETY: the C structure is written only at creation, but for one field that is used as an atomic, and
+// two that belong to whoever has the turn to read.
 unsafe impl Send for Cq {}
 // SAFETY: as for Send.
 unsafe impl Sync for Cq {}
@@ -98,13 +117,19 @@ impl Cq {
         async_events: &Arc<AsyncEvents>,
         fields: ibv_cq,
         channel: Option<Arc<Channel>>,
+        usage: Usage,
     ) -> Result<Arc<Self>, Errno> {
         let index = process.cq_indices.take().ok_or(Errno::NOMEM)?;
+        let mut extended = ibv_cq_ex::zeroed();
+        extended.base = ibv_cq {
+            handle: index,
+            ..fields
+        };
+        if usage.is_extended {
+            extended::offer(&mut extended);
+        }
         let cq = Arc::new(Self {
-            cq: UnsafeCell::new(ibv_cq {
-                handle: index,
-                ..fields
-            }),
+            cq: UnsafeCell::new(extended),
             process: Arc::clone(process),
             index,
             notes: AtomicBool::new(channel.is_some()),
@@ -123,6 +148,10 @@ impl Cq {
             events: Mutex::default(),
             acknowledged: Condvar::new(),
             async_events: Source::new(async_events),
+            reader: usage
+                .is_extended
+                .then(|| Reader::new(usage.is_single_threaded)),
+            is_ample: usage.ignores_overrun,
         });
         let bell = cq.cq_bell();
         bell.armed.store(0, Ordering::Relaxed);
@@ -134,12 +163,12 @@ impl Cq {
     }
 
     pub(super) fn handle(&self) -> *mut ibv_cq {
-        self.cq.get()
+        self.cq.get().cast()
     }
 
     pub(super) fn context(&self) -> *mut ibv_context {
         // SAFETY: written at creation only.
-        unsafe { (*self.cq.get()).context }
+        unsafe { (*self.cq.get()).base.context }
     }
 
     pub(super) fn cq_bell(&self) -> &CqBell {

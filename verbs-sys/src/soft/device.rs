@@ -1,6 +1,7 @@
 //! The device and its contexts.
 
 use core::ffi::{c_char, c_int};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::OnceLock;
 
@@ -13,12 +14,18 @@ use super::options::Options;
 use super::process::Process;
 use super::qp::Qp;
 use super::srq::Srq;
-use super::{objects, qp};
+use super::{extended, objects, qp};
 use crate::ffi::*;
 
 const NAME: &str = "soft0";
 /// A limit that bounds nothing here, but that callers compute with.
 pub(super) const MAX_CQE: c_int = 1 << 22;
+
+/// Threads that make completions known, as callers count them.
+pub(super) const COMP_VECTORS: u32 = 1;
+
+/// Not a vendor's number: the bit in it says that it was not given out.
+const VENDOR: u32 = 0x02_736f;
 
 const DEFAULT_PKEY: u16 = 0xffff;
 
@@ -50,6 +57,8 @@ pub(super) struct Context {
     pub process: Option<Arc<Process>>,
     pub events: Arc<AsyncEvents>,
     pub options: Options,
+    /// The descriptor that it was imported by, which is its own now.
+    imported: Option<OwnedFd>,
 }
 
 /// The context behind a handle.
@@ -137,10 +146,11 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
     verbs.sz = size_of::<verbs_context>();
     verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
     verbs.context.device = device;
-    verbs.context.cmd_fd = -1;
+    verbs.context.cmd_fd = process.info_file.as_raw_fd();
     verbs.context.async_fd = events.fd();
-    verbs.context.num_comp_vectors = 1;
+    verbs.context.num_comp_vectors = COMP_VECTORS as c_int;
     verbs.context.ops = objects::OPS;
+    extended::offer(&mut verbs);
     #[cfg(feature = "drop-in")]
     {
         verbs.query_port = Some(crate::drop_in::query_port_sized);
@@ -150,16 +160,56 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
         process: Some(process),
         events,
         options: options.clone(),
+        imported: None,
     });
     let context = Box::into_raw(context);
     // SAFETY: just made.
     unsafe { &raw mut (*context).verbs.context }
 }
 
+/// ibv_import_device(3): another context of this process, by the descriptor of one, which from now on is the
+/// new one's. Those of other processes are not supported.
+#[cfg(any(feature = "drop-in", test))]
+pub(crate) unsafe fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
+
+    // SAFETY: open, by the man page.
+    let file = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
+    // SAFETY: the device is this provider's.
+    let handle = unsafe { open(device(), &Options::from_env()) };
+    if handle.is_null() {
+        return handle;
+    }
+    let offset = core::mem::offset_of!(verbs_context, context);
+    // SAFETY: just opened, and known to nobody else.
+    let context = unsafe { &mut *handle.byte_sub(offset).cast::<Context>() };
+    let is_ours = |process: &Arc<Process>| {
+        let [ours, theirs] = [process.info_file.as_fd(), file].map(rustix::fs::fstat);
+        Ok::<_, Errno>({
+            let (ours, theirs) = (ours?, theirs?);
+            (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+        })
+    };
+    match context.process().and_then(is_ours) {
+        Ok(true) => {
+            context.verbs.context.cmd_fd = cmd_fd;
+            // SAFETY: it is ours now, by the man page.
+            context.imported = Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) });
+            handle
+        }
+        result => {
+            // SAFETY: opened above.
+            unsafe { close_device(handle) };
+            objects::null(result.err().unwrap_or(Errno::OPNOTSUPP))
+        }
+    }
+}
+
 pub(super) unsafe fn close_device(context: *mut ibv_context) -> c_int {
     let offset = core::mem::offset_of!(verbs_context, context);
     // SAFETY: the handle came from `open` and is closed once.
     let mut context = unsafe { Box::from_raw(context.byte_sub(offset).cast::<Context>()) };
+    drop(context.imported.take());
     if let Some(process) = context.process.take() {
         Process::release(process);
     }
@@ -173,6 +223,7 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     filled.sys_image_guid = filled.node_guid;
     filled.max_mr_size = u64::MAX;
     filled.page_size_cap = !0xfff;
+    filled.vendor_id = VENDOR;
     filled.max_qp = MAX_QP as c_int;
     filled.max_qp_wr = qp::MAX_WR as c_int;
     filled.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN

@@ -325,6 +325,7 @@ fn ring_records() -> Vec<Vec<u8>> {
         record(ring::Kind::Send, ring::WITH_IMM, 2, 96),
         record(ring::Kind::WriteImm, ring::FETCH, 1, 1 << 20),
         record(ring::Kind::CompareSwap, ring::SIGNALED, 1, 8),
+        record(ring::Kind::AtomicWrite, 0, 1, 8),
     ];
     let place = |record: Record| {
         let mut bytes = bytes(record.encode());

@@ -1,4 +1,9 @@
 //! The key table: what each lkey and rkey names.
+//!
+//! An *indirect* key is one whose users' addresses are not those of the memory, or whose memory may be
+//! missing when it is used. It has a bit that leads out of the table, so the straight ways do not find it
+//! and pay nothing for there being such keys. The general ways translate addresses: those of a list when
+//! it is posted, those of a peer's memory when they are checked. From there on they are memory's own.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -6,7 +11,8 @@ use rustix::io::Errno;
 
 use super::index::IndexPool;
 use super::layout::{KeyEntry, MAX_KEYS};
-use crate::ffi::{IBV_WC_REM_ACCESS_ERR, ibv_wc_status};
+use super::nothing::Nothing;
+use crate::ffi::{IBV_ACCESS_ON_DEMAND, IBV_WC_REM_ACCESS_ERR, ibv_sge, ibv_wc_status};
 
 /// Slots freed before one is used again: with eight tag bits in a key, a slot used too soon would
 /// give an old key a new meaning.
@@ -19,6 +25,13 @@ const WINDOW_IN_PD: u32 = 1 << 30;
 /// of its domain when it was bound.
 const WINDOW_OF_QP: u32 = 1 << 31;
 
+/// Set in indirect keys, beyond the numbers of slots.
+const INDIRECT: u32 = 1 << 31;
+const _: () = assert!((MAX_KEYS << 8) <= INDIRECT as usize);
+
+/// Beside the rights of a region that takes everything and has nothing, see [`Nothing`].
+pub(super) const IS_NOTHING: u32 = 1 << 23;
+
 /// What a key shall name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
@@ -29,6 +42,8 @@ pub(super) struct Range {
     pub addr: u64,
     pub len: u64,
     pub offset: u64,
+    /// Of an indirect key: the address that its users have for `addr`.
+    pub iova: Option<u64>,
 }
 
 /// What stands for the protection domain of a window that every queue pair of a domain serves.
@@ -60,6 +75,68 @@ pub(super) fn lookup(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Live<'_>> 
     is_live.then_some(Live { entry, word })
 }
 
+/// As [`lookup`], in the general ways: finds indirect keys, too.
+#[inline(always)]
+pub(super) fn find(keys: &[KeyEntry; MAX_KEYS], key: u32) -> Option<Live<'_>> {
+    let entry = keys.get(slot(key) as usize)?;
+    let word = entry.live.load(Ordering::SeqCst);
+    let is_live = word as u32 == key && key != 0;
+    is_live.then_some(Live { entry, word })
+}
+
+/// The live key of a slot.
+#[cfg(any(feature = "drop-in", test))]
+pub(super) fn in_slot(keys: &[KeyEntry; MAX_KEYS], slot: u32) -> Option<(u32, Live<'_>)> {
+    let key = keys.get(slot as usize)?.live.load(Ordering::SeqCst) as u32;
+    Some((key, find(keys, key)?))
+}
+
+/// Whether addresses that come with the key have to be translated.
+#[inline(always)]
+pub(super) fn is_indirect(key: u32) -> bool {
+    key & INDIRECT != 0
+}
+
+/// The slot of a key.
+#[inline(always)]
+pub(super) fn slot(key: u32) -> u32 {
+    (key & !INDIRECT) >> 8
+}
+
+/// The address in memory for one that was given with an indirect key. A key that names nothing gives
+/// the same address: it will be found out when it is used.
+pub(super) fn translate(keys: &[KeyEntry; MAX_KEYS], key: u32, addr: u64) -> u64 {
+    find(keys, key).map_or(addr, |live| live.translate(addr))
+}
+
+/// An element of a list as it is posted, and written to if it `is_target`. The list's lock is held.
+#[inline(always)]
+pub(super) fn posted(keys: &[KeyEntry; MAX_KEYS], sge: ibv_sge, is_target: bool) -> ibv_sge {
+    if is_indirect(sge.lkey) {
+        translated(keys, sge, is_target)
+    } else {
+        sge
+    }
+}
+
+#[cold]
+fn translated(keys: &[KeyEntry; MAX_KEYS], mut sge: ibv_sge, is_target: bool) -> ibv_sge {
+    if let Some(live) = find(keys, sge.lkey) {
+        sge.addr = if live.access() & IS_NOTHING == 0 {
+            live.translate(sge.addr)
+        } else {
+            // Any address will do.
+            let start = live.range().0;
+            if is_target {
+                start + Nothing::HALF
+            } else {
+                start
+            }
+        };
+    }
+    sge
+}
+
 impl<'a> Live<'a> {
     pub(super) fn entry(self) -> &'a KeyEntry {
         self.entry
@@ -68,6 +145,18 @@ impl<'a> Live<'a> {
     /// What [`KeyEntry::live`] is for as long as the key, with its fields, holds.
     pub(super) fn word(self) -> u64 {
         self.word
+    }
+
+    /// The address in memory for one that was given with this indirect key.
+    pub(super) fn translate(self, addr: u64) -> u64 {
+        let offset = addr.wrapping_sub(self.entry.iova.load(Ordering::Relaxed));
+        offset.wrapping_add(self.entry.addr.load(Ordering::Relaxed))
+    }
+
+    /// Whether the memory may be missing.
+    #[inline(always)]
+    pub(super) fn is_on_demand(self) -> bool {
+        self.access() & IBV_ACCESS_ON_DEMAND != 0
     }
 
     /// Where the range begins, and its bytes.
@@ -187,7 +276,10 @@ impl Allocator {
 
     /// Publishes a range and returns its key.
     pub(super) fn publish(&self, keys: &[KeyEntry; MAX_KEYS], range: Range) -> Result<u32, Errno> {
-        let key = self.reserve(keys)?;
+        let mut key = self.reserve(keys)?;
+        if range.iova.is_some() {
+            key |= INDIRECT;
+        }
         self.publish_as(keys, key, range);
         Ok(key)
     }
@@ -205,7 +297,7 @@ impl Allocator {
     /// Publishes a range under a key whose slot the caller has, and that no operation in flight has
     /// seen under another key.
     pub(super) fn publish_as(&self, keys: &[KeyEntry; MAX_KEYS], key: u32, range: Range) {
-        let entry = &keys[(key >> 8) as usize];
+        let entry = &keys[slot(key) as usize];
         entry
             .access
             .store(range.access & 0xff_ffff | key << 24, Ordering::Relaxed);
@@ -214,6 +306,8 @@ impl Allocator {
         entry.addr.store(range.addr, Ordering::Relaxed);
         entry.len.store(range.len, Ordering::Relaxed);
         entry.offset.store(range.offset, Ordering::Relaxed);
+        let iova = range.iova.unwrap_or(range.addr);
+        entry.iova.store(iova, Ordering::Relaxed);
         let before = entry.live.load(Ordering::Relaxed) >> 32;
         let generation = before.wrapping_add(1) << 32;
         entry
@@ -224,19 +318,19 @@ impl Allocator {
     /// Withdraws a key. The caller then waits for the operations in flight, and only afterwards
     /// calls [`recycle`](Self::recycle).
     pub(super) fn revoke(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
-        let live = &keys[(key >> 8) as usize].live;
+        let live = &keys[slot(key) as usize].live;
         live.store(same_generation(live, 0), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Takes a revocation back: the fields are still those of the key.
     pub(super) fn restore(&self, keys: &[KeyEntry; MAX_KEYS], key: u32) {
-        let live = &keys[(key >> 8) as usize].live;
+        let live = &keys[slot(key) as usize].live;
         live.store(same_generation(live, key), Ordering::Release);
     }
 
     /// Lets the slot of a revoked key be used again.
     pub(super) fn recycle(&self, key: u32) {
-        self.slots.give(key >> 8);
+        self.slots.give(slot(key));
     }
 }

@@ -12,7 +12,7 @@ use super::bias::{Epochs, PLACES};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrdm8");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrd10");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -65,6 +65,8 @@ pub(crate) struct KeyEntry {
     pub len: AtomicU64,
     /// Offset of `addr` in the arena.
     pub offset: AtomicU64,
+    /// The address by which users of an indirect key name `addr`.
+    pub iova: AtomicU64,
 }
 
 impl KeyEntry {
@@ -78,6 +80,7 @@ impl KeyEntry {
             addr: AtomicU64::new(0),
             len: AtomicU64::new(0),
             offset: AtomicU64::new(0),
+            iova: AtomicU64::new(0),
         }
     }
 }

@@ -14,6 +14,7 @@ mod device;
 mod epoch;
 mod events;
 mod executing;
+mod extended;
 mod fencing;
 mod fork;
 #[cfg(any(test, fuzzing))]
@@ -25,6 +26,7 @@ mod layout;
 mod link;
 mod memory;
 mod mw;
+mod nothing;
 mod objects;
 mod options;
 mod process;
@@ -33,8 +35,18 @@ mod segment;
 mod service;
 mod shared;
 mod srq;
+mod turn;
 
+#[cfg(any(feature = "drop-in", test))]
+pub(crate) use ah::init_ah_from_wc;
+#[cfg(any(feature = "drop-in", test))]
+pub(crate) use device::import_device;
 pub(crate) use device::open;
+#[cfg(any(feature = "drop-in", test))]
+pub(crate) use objects::{
+    import_dm, import_mr, import_pd, qp_to_qp_ex, reg_mr_iova, unimport_dm, unimport_mr,
+    unimport_pd,
+};
 pub use options::{Listen, Options, RegistrationCost};
 
 use crate::provider::Provider;

@@ -352,6 +352,7 @@ impl Wanted {
             offset: region.offset().wrapping_add(offset),
             arena: region.arena(),
             pd,
+            iova: None,
         })
     }
 }

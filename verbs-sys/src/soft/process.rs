@@ -20,6 +20,8 @@ use super::link::rendezvous::{self, Request};
 use super::link::{Link, signal};
 use super::memory::Arenas;
 use super::mw::{Execution, Windows};
+use super::nothing::Nothing;
+use super::objects::{Domains, Memories};
 use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
@@ -43,8 +45,10 @@ pub(super) struct Process {
     pub cq_indices: IndexPool,
     pub pd_ids: IndexPool,
     pub srq_indices: IndexPool,
-    /// Bytes registered, counted once per registration.
-    pub pinned: AtomicU64,
+    pub domains: Domains,
+    pub device_memory: Memories,
+    /// For regions without memory, once there is one.
+    pub nothing: OnceLock<Nothing>,
     pub(super) info_file: OwnedFd,
     pub(super) mailbox_file: OwnedFd,
     info: Mapping,
@@ -156,7 +160,9 @@ impl Process {
             cq_indices: IndexPool::new(0, MAX_CQ, 256),
             pd_ids: IndexPool::new(1, MAX_PD, 256),
             srq_indices: IndexPool::new(0, MAX_SRQ, 256),
-            pinned: AtomicU64::new(0),
+            domains: Domains::default(),
+            device_memory: Memories::default(),
+            nothing: OnceLock::new(),
             info_file,
             mailbox_file,
             info,

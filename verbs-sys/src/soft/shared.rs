@@ -2,7 +2,6 @@
 
 use core::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::device::{context, is_inherited};
 use super::objects::{Pd, code, pointer};
@@ -34,7 +33,7 @@ pub(super) unsafe fn create_srq(handle: *mut ibv_pd, init: *mut ibv_srq_init_att
         fields.srq_context = init.srq_context;
         fields.pd = handle;
         let srq = Srq::new(process, &context.events, pd.id, fields, &init.attr)?;
-        pd.children.fetch_add(1, Ordering::Relaxed);
+        pd.enter();
         Ok(Arc::into_raw(srq).cast_mut().cast())
     }))
 }
@@ -63,10 +62,8 @@ pub(super) unsafe fn destroy_srq(handle: *mut ibv_srq) -> c_int {
     if let Err(error) = unsafe { srq(handle) }.retire() {
         return error.raw_os_error();
     }
-    // SAFETY: written at creation only; the queue's domain outlives it.
-    unsafe { &*(*handle).pd.cast::<Pd>() }
-        .children
-        .fetch_sub(1, Ordering::Release);
+    // SAFETY: written at creation only; entered then, and the queue's domain outlives it.
+    unsafe { Pd::leave((*handle).pd) };
     // SAFETY: the handle is the reference that `create_srq` gave out.
     drop(unsafe { Arc::from_raw(handle.cast::<Srq>().cast_const()) });
     0

@@ -205,11 +205,12 @@ impl Srq {
         &self,
         mut wr: *mut ibv_recv_wr,
     ) -> Result<(), (i32, *mut ibv_recv_wr)> {
+        let keys = &self.process.info().keys;
         let result = self.with_receives(|receives| {
             // SAFETY: the chain is valid by the caller's promise.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
-                unsafe { receives.post_request(request, self.max_sge) }
+                unsafe { receives.post_request(request, self.max_sge, keys) }
                     .map_err(|code| (code, wr))?;
                 wr = request.next;
             }

@@ -52,7 +52,7 @@ impl Cq {
     fn entries(&self) -> &AtomicI32 {
         // SAFETY: the field is valid and aligned as long as `self` is, and after creation everybody
         // in this crate reaches it as an atomic.
-        unsafe { AtomicI32::from_ptr(&raw mut (*self.cq.get()).cqe) }
+        unsafe { AtomicI32::from_ptr(&raw mut (*self.cq.get()).base.cqe) }
     }
 
     /// Whether it has overrun, and cannot be used any more.
@@ -65,7 +65,7 @@ impl Cq {
         if polled.room == Room::Overrun {
             return;
         }
-        let is_scarce = polled.places > u64::from(self.cqe());
+        let is_scarce = !self.is_ample && polled.places > u64::from(self.cqe());
         polled.room = if is_scarce { Room::Scarce } else { Room::Ample };
         self.watch.is_scarce.store(is_scarce, Ordering::SeqCst);
         if is_scarce {

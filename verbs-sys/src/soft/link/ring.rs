@@ -36,7 +36,18 @@ pub(in crate::soft) enum Kind {
     WriteImm,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
 }
+
+impl Kind {
+    /// Whether the payload are the operands of an atomic operation.
+    pub(in crate::soft) fn has_operands(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd | Self::AtomicWrite)
+    }
+}
+
+/// Bytes of the operands of an atomic operation: two words.
+pub(in crate::soft) const OPERANDS: usize = 16;
 
 /// The payload is a list of the requester's SGEs instead of the bytes.
 pub(in crate::soft) const FETCH: u8 = 1;
@@ -79,6 +90,7 @@ impl Record {
             Kind::WriteImm => 3,
             Kind::CompareSwap => 4,
             Kind::FetchAdd => 5,
+            Kind::AtomicWrite => 6,
         };
         [
             kind | u64::from(self.flags) << 8
@@ -102,6 +114,7 @@ impl Record {
                 3 => Kind::WriteImm,
                 4 => Kind::CompareSwap,
                 5 => Kind::FetchAdd,
+                6 => Kind::AtomicWrite,
                 _ => return None,
             },
             flags: (first >> 8) as u8,
@@ -117,8 +130,8 @@ impl Record {
         };
         let payload = if record.flags & FETCH != 0 {
             usize::from(record.num_sge) * size_of::<ibv_sge>()
-        } else if matches!(record.kind, Kind::CompareSwap | Kind::FetchAdd) {
-            16
+        } else if record.kind.has_operands() {
+            OPERANDS
         } else if record.kind == Kind::Skip {
             0
         } else {

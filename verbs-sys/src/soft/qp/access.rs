@@ -6,13 +6,14 @@ use rustix::io::Errno;
 
 use crate::copy;
 use crate::ffi::{
-    IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge,
-    ibv_wc_status,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::keys;
+use crate::soft::keys::{self, Live};
 use crate::soft::layout::{KeyEntry, MAX_KEYS};
 use crate::soft::link::{Link, Via};
+use crate::soft::segment;
 
 /// Bytes copied between two looks at the epoch: deregistration waits no longer than this takes.
 pub(super) const CHUNK: usize = 1 << 20;
@@ -65,6 +66,133 @@ pub(super) fn check_local(
     Ok(())
 }
 
+/// As [`check_local`], in the general ways: an element whose key is indirect was translated when it was
+/// posted, and memory that is missing is fetched.
+#[inline(always)]
+pub(super) fn check_here(
+    own: &[KeyEntry; MAX_KEYS],
+    pd: u32,
+    sge: &ibv_sge,
+    access: u32,
+) -> Result<(), ibv_wc_status> {
+    if !keys::is_indirect(sge.lkey) {
+        return check_local(own, pd, sge, access);
+    }
+    check_indirect(own, pd, sge, access)
+}
+
+#[cold]
+fn check_indirect(
+    own: &[KeyEntry; MAX_KEYS],
+    pd: u32,
+    sge: &ibv_sge,
+    access: u32,
+) -> Result<(), ibv_wc_status> {
+    let (addr, len) = (sge.addr, sge.length as usize);
+    if len == 0 {
+        return Ok(());
+    }
+    let range = keys::find(own, sge.lkey).ok_or(IBV_WC_LOC_PROT_ERR)?;
+    range.check(pd, addr, len, access, IBV_WC_LOC_PROT_ERR)?;
+    fetch(range, addr, len, access).ok_or(IBV_WC_LOC_PROT_ERR)
+}
+
+/// Has the kernel make memory present that is paged on demand; `None` where there is none.
+fn fetch(range: Live<'_>, addr: u64, len: usize, access: u32) -> Option<()> {
+    let writes =
+        access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+    if range.is_on_demand() {
+        segment::populate(addr, len, writes).ok()?;
+    }
+    Some(())
+}
+
+/// Checks a range of this process by key, for the queue pair `qpn` of the domain `pd` whose peer names it,
+/// and says where in memory it is.
+#[inline(always)]
+pub(super) fn check_named(
+    own: &[KeyEntry; MAX_KEYS],
+    by: (u32, u32),
+    key: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Result<u64, ibv_wc_status> {
+    if keys::is_indirect(key) {
+        return find_named(own, by, key, addr, len, access);
+    }
+    let range = keys::lookup(own, key).ok_or(IBV_WC_REM_ACCESS_ERR)?;
+    range.check_remote(by, addr, len, access)?;
+    Ok(addr)
+}
+
+#[cold]
+fn find_named(
+    own: &[KeyEntry; MAX_KEYS],
+    by: (u32, u32),
+    key: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Result<u64, ibv_wc_status> {
+    let range = keys::find(own, key).ok_or(IBV_WC_REM_ACCESS_ERR)?;
+    let addr = range.translate(addr);
+    range.check_remote(by, addr, len, access)?;
+    fetch(range, addr, len, access).ok_or(IBV_WC_REM_ACCESS_ERR)?;
+    Ok(addr)
+}
+
+/// As [`resolve`], in the general ways, for a range that a request names.
+#[inline(always)]
+pub(super) fn reach(
+    link: &Link,
+    pd: u32,
+    key: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Result<Place, Trouble> {
+    if !keys::is_indirect(key) {
+        return resolve(link, pd, key, addr, len, access);
+    }
+    let addr = keys::translate(link.keys(), key, addr);
+    reach_indirect(link, pd, key, addr, len, access)
+}
+
+/// As [`resolve`], for an element of the peer's list, which was translated when it was posted.
+#[inline(always)]
+pub(super) fn reach_listed(
+    link: &Link,
+    pd: u32,
+    sge: &ibv_sge,
+    len: usize,
+) -> Result<Place, Trouble> {
+    if !keys::is_indirect(sge.lkey) {
+        return resolve(link, pd, sge.lkey, sge.addr, len, 0);
+    }
+    reach_indirect(link, pd, sge.lkey, sge.addr, len, 0)
+}
+
+#[cold]
+fn reach_indirect(
+    link: &Link,
+    pd: u32,
+    key: u32,
+    addr: u64,
+    len: usize,
+    access: u32,
+) -> Result<Place, Trouble> {
+    let denied = Trouble::Status(IBV_WC_REM_ACCESS_ERR);
+    let range = keys::find(link.keys(), key).ok_or(denied)?;
+    let offset = range
+        .check_remote((pd, link.dest_qpn), addr, len, access)
+        .map_err(Trouble::Status)?;
+    if let Via::Local = link.via {
+        fetch(range, addr, len, access).ok_or(denied)?;
+    }
+    place_of(link, range, offset, addr, len)
+}
+
 /// Checks a range of the peer by key, and finds where it can be reached.
 #[inline(always)]
 pub(super) fn resolve(
@@ -80,6 +208,18 @@ pub(super) fn resolve(
     let offset = range
         .check_remote((pd, link.dest_qpn), addr, len, access)
         .map_err(Trouble::Status)?;
+    place_of(link, range, offset, addr, len)
+}
+
+/// Where a checked range can be reached.
+#[inline(always)]
+fn place_of(
+    link: &Link,
+    range: Live<'_>,
+    offset: u64,
+    addr: u64,
+    len: usize,
+) -> Result<Place, Trouble> {
     match &link.via {
         Via::Local => Ok(Place::Here(addr as usize as *mut u8)),
         Via::Shm(peer) if range.arena() != 0 => {

@@ -374,7 +374,7 @@ impl Qp {
         let keys = &self.process.info().keys;
         let pd = self.recv_pd();
         for sge in buffers.clone() {
-            access::check_local(keys, pd, &sge, IBV_ACCESS_LOCAL_WRITE)?;
+            access::check_here(keys, pd, &sge, IBV_ACCESS_LOCAL_WRITE)?;
         }
         let from = Place::Here(message.as_mut_ptr());
         let mut list = Cursor::new(buffers);

@@ -2,6 +2,7 @@
 
 mod access;
 pub(super) mod datagram;
+mod extended;
 mod modify;
 mod queues;
 mod requester;
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 pub(super) use self::datagram::MAX_DATAGRAM;
+pub(super) use self::extended::offer as offer_builders;
 pub(super) use self::queues::RecvQueue;
 use self::queues::SendQueue;
 pub(super) use self::requester::Bind;
@@ -32,7 +34,7 @@ use super::process::Process;
 use super::srq::Srq;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
-    ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp, ibv_qp_attr, ibv_qp_cap,
+    ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
     ibv_qp_init_attr, ibv_qp_type, ibv_wc,
 };
 
@@ -55,7 +57,7 @@ pub(super) const MAX_RD_ATOMIC: u8 = 128;
 /// A queue pair. The C structure comes first: its address is the handle.
 #[repr(C)]
 pub(super) struct Qp {
-    qp: UnsafeCell<ibv_qp>,
+    qp: UnsafeCell<ibv_qp_ex>,
     pub qpn: u32,
     process: Arc<Process>,
     /// Our own places in the files that `process` keeps mapped.
@@ -91,6 +93,8 @@ pub(super) struct Qp {
     responder: responder::State,
     control: Mutex<Control>,
     async_events: Source,
+    /// Of a queue pair that is posted to call by call.
+    builder: Option<extended::Builder>,
 }
 
 /// What only the control path touches.
@@ -99,7 +103,7 @@ struct Control {
     generation: u32,
 }
 
-// SAFETY: `qp` is written under `control`, `link` under both epoch locks, `known` used under the send lock; the
+// SAFETY: of `qp` the state is written under `control`, and two fields belong to whoever builds requests; `link` under both epoch locks, `known` used under the send lock; the
 // raw pointers in the attributes are never followed, `info` and `mailbox` lead to atomics.
 unsafe impl Send for Qp {}
 // SAFETY: as for Send.
@@ -118,7 +122,7 @@ impl Qp {
         process: &Arc<Process>,
         async_events: &Arc<AsyncEvents>,
         pd: u32,
-        fields: ibv_qp,
+        mut fields: ibv_qp_ex,
         queues: (Arc<Cq>, Arc<Cq>),
         srq: Option<Arc<Srq>>,
         init: &ibv_qp_init_attr,
@@ -149,12 +153,10 @@ impl Qp {
             None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
             Some(srq) => RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge()),
         };
+        (fields.qp_base.handle, fields.qp_base.qp_num) = (index, qpn);
         let qp = Arc::new(Self {
-            qp: UnsafeCell::new(ibv_qp {
-                handle: index,
-                qp_num: qpn,
-                ..fields
-            }),
+            builder: fields.wr_start.map(|_| extended::Builder::new()),
+            qp: UnsafeCell::new(fields),
             qpn,
             process: Arc::clone(process),
             info: NonNull::from(&process.info().qps[index as usize]),
@@ -244,7 +246,9 @@ impl Qp {
     fn raise(&self, event_type: ibv_event_type) {
         tracing::debug!(qpn = self.qpn, event_type, "an asynchronous event");
         self.async_events.raise(ibv_async_event {
-            element: ibv_async_event_element { qp: self.qp.get() },
+            element: ibv_async_event_element {
+                qp: self.qp.get().cast(),
+            },
             event_type,
         });
     }

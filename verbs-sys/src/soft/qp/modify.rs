@@ -102,7 +102,7 @@ impl Qp {
     /// Writes the state where C programs look for it.
     fn show_state(&self, state: ibv_qp_state) {
         // SAFETY: the handle is ours, and the control lock, which every caller holds, orders writers.
-        unsafe { (&raw mut (*self.qp.get()).state).write_volatile(state) };
+        unsafe { (&raw mut (*self.qp.get()).qp_base.state).write_volatile(state) };
     }
 
     fn check_address(&self, attr: &ibv_qp_attr) -> Result<(), Errno> {
@@ -255,7 +255,7 @@ impl Qp {
         init.qp_type = self.qp_type;
         init.sq_sig_all = self.sq_sig_all.into();
         // SAFETY: the handle is ours; the field is written at creation only.
-        init.qp_context = unsafe { (*self.qp.get()).qp_context };
+        init.qp_context = unsafe { (*self.qp.get()).qp_base.qp_context };
     }
 }
 

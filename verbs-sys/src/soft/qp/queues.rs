@@ -12,6 +12,8 @@ use crate::ffi::{
     IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_recv_wr,
     ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status,
 };
+use crate::soft::keys;
+use crate::soft::layout::{KeyEntry, MAX_KEYS};
 
 /// How a request ended, as its completion will tell.
 #[derive(Clone, Copy, Debug)]
@@ -430,6 +432,7 @@ impl RecvQueue {
         &self,
         request: &ibv_recv_wr,
         max_sge: u32,
+        keys: &[KeyEntry; MAX_KEYS],
     ) -> Result<(), i32> {
         let num_sge = match u32::try_from(request.num_sge) {
             Ok(n) if n <= max_sge => n,
@@ -441,7 +444,8 @@ impl RecvQueue {
         }
         // SAFETY: the list has `num_sge` elements by the caller's promise.
         let sges = unsafe { requester::list(request.sg_list, num_sge) };
-        self.post(tail, request.wr_id, sges.iter().copied());
+        let posted = |sge: &ibv_sge| keys::posted(keys, *sge, true);
+        self.post(tail, request.wr_id, sges.iter().map(posted));
         Ok(())
     }
 

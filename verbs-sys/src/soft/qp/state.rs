@@ -190,12 +190,16 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
     })
 }
 
-/// Access that a queue pair can be given.
+/// Access that a queue pair can be given. What only regions have means nothing here, but programs give both
+/// the same.
 const ACCESS: u32 = ffi::IBV_ACCESS_LOCAL_WRITE
     | ffi::IBV_ACCESS_REMOTE_WRITE
     | ffi::IBV_ACCESS_REMOTE_READ
     | ffi::IBV_ACCESS_REMOTE_ATOMIC
     | ffi::IBV_ACCESS_MW_BIND
+    | ffi::IBV_ACCESS_ZERO_BASED
+    | ffi::IBV_ACCESS_ON_DEMAND
+    | ffi::IBV_ACCESS_HUGETLB
     | ffi::IBV_ACCESS_RELAXED_ORDERING;
 
 /// Checks the values of the attributes in the mask.

@@ -10,15 +10,16 @@ use super::{Bell, Request, Step, success, total};
 use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
-    IBV_ACCESS_REMOTE_WRITE, IBV_SEND_INLINE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
-    IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
-    IBV_WR_SEND_WITH_INV, ibv_sge, ibv_wc_status,
+    IBV_ACCESS_REMOTE_WRITE, IBV_SEND_INLINE, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP,
+    IBV_WC_FETCH_ADD, IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge,
+    ibv_wc_status,
 };
 use crate::soft::epoch;
 use crate::soft::layout::{NOTICE_FIRST, Readiness, Target};
-use crate::soft::link::ring::Kind;
+use crate::soft::link::ring::{Kind, OPERANDS};
 use crate::soft::link::{Link, Via};
 
 impl Qp {
@@ -53,7 +54,7 @@ impl Qp {
         if len > MAX_MESSAGE {
             return Step::Failed(IBV_WC_LOC_LEN_ERR);
         }
-        let access = if matches!(request.opcode, IBV_WR_RDMA_WRITE) || !one_sided {
+        let access = if is_write(request.opcode) || !one_sided {
             0
         } else {
             IBV_ACCESS_LOCAL_WRITE
@@ -71,6 +72,7 @@ impl Qp {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 self.atomic(link, target, (request, bell), len)
             }
+            IBV_WR_ATOMIC_WRITE => self.atomic_write(link, target, (request, bell)),
             _ => self.message(link, (request, idle), len as usize, bell),
         };
         if let Step::Sent(_) = done {
@@ -90,10 +92,31 @@ impl Qp {
         } else {
             0
         };
+        if request.opcode == IBV_WR_ATOMIC_WRITE {
+            return self.send_word_on_stream(request, position);
+        }
         match self.check_lists(request, access) {
             Ok(()) => self.send_on_stream(request, position, len),
             Err(status) => Step::Failed(status),
         }
+    }
+
+    /// An atomic WRITE that the owner of the memory executes: one whole frame, which does not outlive the
+    /// request.
+    fn send_word_on_stream(&self, request: &Request<'_>, position: u32) -> Step {
+        if !request.remote_addr.is_multiple_of(8) {
+            return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
+        }
+        let word = [ibv_sge {
+            addr: &raw const request.compare_add as u64,
+            length: 8,
+            lkey: 0,
+        }];
+        let request = Request {
+            sges: &word,
+            ..*request
+        };
+        self.send_on_stream(&request, position, 8)
     }
 
     /// Checks the local side of a request.
@@ -106,7 +129,7 @@ impl Qp {
         request
             .sges
             .iter()
-            .try_for_each(|sge| access::check_local(keys, self.pd, sge, access))
+            .try_for_each(|sge| access::check_here(keys, self.pd, sge, access))
     }
 
     /// What the peer accepts now; otherwise whether to wait for it.
@@ -192,7 +215,7 @@ impl Qp {
             if !target.allows(access) {
                 return Err(Trouble::Status(IBV_WC_REM_INV_REQ_ERR));
             }
-            access::resolve(
+            access::reach(
                 link,
                 target.pd(),
                 request.rkey,
@@ -237,7 +260,10 @@ impl Qp {
         }
         let (addr, rkey) = (request.remote_addr, request.rkey);
         let swaps = request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
-        match access::resolve(link, target.pd(), rkey, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+        match access::reach(link, target.pd(), rkey, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+            Ok(Place::Here(word)) if !word.addr().is_multiple_of(8) => {
+                Step::Failed(IBV_WC_REM_INV_REQ_ERR)
+            }
             Ok(Place::Here(word)) => {
                 // SAFETY: eight aligned bytes, checked under the send lock.
                 let found = unsafe {
@@ -262,11 +288,8 @@ impl Qp {
                 } else {
                     Kind::FetchAdd
                 };
-                let step = self.send_record(link, (request, bell), kind, 16, 0, |ring, at| {
-                    let words = [request.compare_add, request.swap];
-                    // SAFETY: the record was reserved for these sixteen bytes.
-                    unsafe { ring.write(at, 0, words.as_ptr().cast(), 16) };
-                });
+                let operands = [request.compare_add, request.swap];
+                let step = self.send_operands(link, (request, bell), kind, operands);
                 if let Step::Sent(_) = step {
                     self.requester.atomic.store(1, Ordering::Relaxed);
                 }
@@ -274,6 +297,50 @@ impl Qp {
             }
             Err(trouble) => self.trouble(trouble),
         }
+    }
+
+    /// A WRITE of eight bytes that nobody sees half of.
+    fn atomic_write(
+        &self,
+        link: &Link,
+        target: Target,
+        (request, bell): (&Request<'_>, &mut Bell),
+    ) -> Step {
+        let access = IBV_ACCESS_REMOTE_WRITE;
+        if !request.remote_addr.is_multiple_of(8) || !target.allows(access) {
+            return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
+        }
+        let value = request.compare_add;
+        let (addr, rkey) = (request.remote_addr, request.rkey);
+        match access::reach(link, target.pd(), rkey, addr, 8, access) {
+            Ok(Place::Here(word)) if !word.addr().is_multiple_of(8) => {
+                Step::Failed(IBV_WC_REM_INV_REQ_ERR)
+            }
+            Ok(Place::Here(word)) => {
+                // SAFETY: eight aligned bytes, checked under the send lock.
+                unsafe { copy::store_u64(word.cast(), value) };
+                Step::Done(success(IBV_WC_ATOMIC_WRITE, 8))
+            }
+            // The kernel does not promise to copy a word whole.
+            Ok(Place::There { .. }) | Err(Trouble::OutOfReach) => {
+                self.send_operands(link, (request, bell), Kind::AtomicWrite, [value, 0])
+            }
+            Err(trouble) => self.trouble(trouble),
+        }
+    }
+
+    /// An atomic operation that the owner of the memory shall run.
+    fn send_operands(
+        &self,
+        link: &Link,
+        posted: (&Request<'_>, &mut Bell),
+        kind: Kind,
+        operands: [u64; 2],
+    ) -> Step {
+        self.send_record(link, posted, kind, OPERANDS, 0, |ring, at| {
+            // SAFETY: the record was reserved for these two words.
+            unsafe { ring.write(at, 0, operands.as_ptr().cast(), OPERANDS) };
+        })
     }
 
     /// Writes what an atomic found into the request's buffer.
@@ -298,4 +365,9 @@ impl Qp {
             Trouble::Status(status) => Step::Failed(status),
         }
     }
+}
+
+/// Whether a request changes the peer's memory, and takes nothing from it.
+fn is_write(opcode: u32) -> bool {
+    matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_ATOMIC_WRITE)
 }

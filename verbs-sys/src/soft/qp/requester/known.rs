@@ -217,6 +217,7 @@ mod tests {
             addr,
             len: 64,
             offset: 0,
+            iova: None,
         };
         let key = allocator.publish(keys, range(0x1000)).unwrap();
         let live = keys::lookup(keys, key).unwrap();

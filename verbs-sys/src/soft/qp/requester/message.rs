@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use super::super::Qp;
 use super::{Bell, Request, Step, success, total};
 use crate::ffi::{
-    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
-    IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge,
+    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
+    IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM,
+    IBV_WR_SEND_WITH_INV, ibv_sge,
 };
 use crate::soft::keys;
 use crate::soft::layout::Target;
@@ -65,7 +66,7 @@ impl Qp {
         }
         let keys = &self.process.info().keys;
         let can_be_mapped =
-            |sge: &ibv_sge| keys::lookup(keys, sge.lkey).is_some_and(|range| range.arena() != 0);
+            |sge: &ibv_sge| keys::find(keys, sge.lkey).is_some_and(|range| range.arena() != 0);
         let mut elements = request.sges.iter().filter(|sge| sge.length > 0);
         elements.all(can_be_mapped)
     }
@@ -150,6 +151,7 @@ impl Qp {
             Kind::WriteImm => IBV_WC_RDMA_WRITE,
             Kind::CompareSwap => IBV_WC_COMP_SWAP,
             Kind::FetchAdd => IBV_WC_FETCH_ADD,
+            Kind::AtomicWrite => IBV_WC_ATOMIC_WRITE,
             _ => IBV_WC_SEND,
         };
         Step::Sent(success(opcode, len))

@@ -14,6 +14,7 @@ mod progress;
 mod straight;
 #[cfg(test)]
 mod tests;
+mod valid;
 mod window;
 
 use std::sync::atomic::Ordering;

@@ -4,21 +4,15 @@ use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::super::Qp;
 use super::super::access;
 use super::super::queues::Kept;
 use super::super::stream::is_answered;
-use super::window::{Bind, is_about_window};
-use super::{Bell, Owed, Request, Step, list, success, total};
-use crate::ffi::{
-    IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_UC, IBV_QPT_UD, IBV_SEND_INLINE,
-    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
-    IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
-    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
-    ibv_send_wr, ibv_sge,
-};
+use super::super::{MAX_SGE, Qp};
+use super::window::is_about_window;
+use super::{Bell, Owed, Request, Step, success, total};
+use crate::ffi::*;
 use crate::soft::bias::Inside;
+use crate::soft::keys;
 use crate::soft::link::Link;
 
 /// Posts a WRITE or a READ without a fence, if that may be and it is a straight one.
@@ -143,6 +137,38 @@ impl Qp {
     #[inline(never)]
     unsafe fn post_fenced(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
         self.lock_sends();
+        // SAFETY: by the caller's promise; the lock is held.
+        unsafe { self.post_locked(wr, bad) }
+    }
+
+    /// As [`post_send`](Self::post_send) on a chain of so many valid requests, of which none is posted where
+    /// there is no room for all.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    pub(in crate::soft::qp) unsafe fn post_whole(
+        &self,
+        wr: *mut ibv_send_wr,
+        count: u32,
+        bad: *mut *mut ibv_send_wr,
+    ) -> i32 {
+        self.lock_sends();
+        if self.sq.room(self.sq.tail.load(Ordering::Relaxed)) < count {
+            self.unlock_sends();
+            return libc::ENOMEM;
+        }
+        // SAFETY: by the caller's promise; the lock is held.
+        unsafe { self.post_locked(wr, bad) }
+    }
+
+    /// Posts a chain. The send lock is held, and released.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`.
+    #[inline(always)]
+    unsafe fn post_locked(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
         let rest = unsafe { self.execute_front(wr) };
         if rest.is_null() {
@@ -237,71 +263,45 @@ impl Qp {
         owed: &mut Owed,
         bell: &mut Bell,
     ) -> Result<u64, i32> {
-        let num_sge = u32::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
-        if num_sge > self.cap.max_send_sge {
-            return Err(libc::EINVAL);
+        // SAFETY: by the caller's promise.
+        let request = unsafe { self.request(wr) }?;
+        let has_keys = !request.is(IBV_SEND_INLINE);
+        if has_keys && request.sges.iter().any(|sge| keys::is_indirect(sge.lkey)) {
+            // SAFETY: as above.
+            unsafe { self.enqueue_translated(wr.wr_id, &request, owed, bell) }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { self.enqueue(wr.wr_id, &request, owed, bell) }?;
         }
-        // SAFETY: the list has `num_sge` elements by the caller's promise.
-        let sges = unsafe { list(wr.sg_list, num_sge) };
-        let mut request = Request {
-            opcode: wr.opcode,
-            flags: wr.send_flags,
-            imm: wr.imm_data,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            sges,
-        };
-        if !self.executes(wr.opcode) {
-            return Err(libc::EINVAL);
-        }
-        match wr.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if self.datagrams.is_some() => {
-                // SAFETY: the opcode and the queue pair's type say which member is meant.
-                let ud = unsafe { wr.wr.ud };
-                if ud.ah.is_null() {
-                    return Err(libc::EINVAL);
-                }
-                request.remote_addr = ud.ah as u64;
-                request.rkey = ud.remote_qpn;
-                request.compare_add = ud.remote_qkey.into();
-            }
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => {}
-            IBV_WR_LOCAL_INV => request.sges = &[],
-            IBV_WR_BIND_MW => {
-                // SAFETY: as above; the window and the region are live by the caller's promise.
-                let bind = unsafe { Bind::posted(&wr.extra.bind_mw) }?;
-                request = bind.request(wr.send_flags);
-            }
-            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
-                // SAFETY: the opcode says which member is meant; all are plain integers.
-                let rdma = unsafe { wr.wr.rdma };
-                request.remote_addr = rdma.remote_addr;
-                request.rkey = rdma.rkey;
-            }
-            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                // SAFETY: as above.
-                let atomic = unsafe { wr.wr.atomic };
-                request.remote_addr = atomic.remote_addr;
-                request.rkey = atomic.rkey;
-                request.compare_add = atomic.compare_add;
-                request.swap = atomic.swap;
-            }
-            _ => return Err(libc::EINVAL),
-        }
-        if request.is(IBV_SEND_INLINE) {
-            let returns_data = matches!(
-                wr.opcode,
-                IBV_WR_RDMA_READ | IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
-            );
-            if returns_data || total(sges) > u64::from(self.cap.max_inline_data) {
-                return Err(libc::EINVAL);
-            }
-        }
-        // SAFETY: inline data is readable by the caller's promise.
-        unsafe { self.enqueue(wr.wr_id, &request, owed, bell) }?;
         Ok(total(request.sges))
+    }
+
+    /// As [`enqueue`](Self::enqueue), with elements whose addresses have to be translated.
+    ///
+    /// # Safety
+    ///
+    /// As for `enqueue`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn enqueue_translated(
+        &self,
+        wr_id: u64,
+        request: &Request<'_>,
+        owed: &mut Owed,
+        bell: &mut Bell,
+    ) -> Result<(), i32> {
+        let keys = &self.process.info().keys;
+        let is_target = is_answered(request.opcode);
+        let mut sges = [ibv_sge::default(); MAX_SGE as usize];
+        for (to, from) in sges.iter_mut().zip(request.sges) {
+            *to = keys::posted(keys, *from, is_target);
+        }
+        let request = Request {
+            sges: &sges[..request.sges.len()],
+            ..*request
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { self.enqueue(wr_id, &request, owed, bell) }
     }
 
     /// Executes or keeps a validated request. The send lock is held.
@@ -343,25 +343,6 @@ impl Qp {
             }
         }
         Ok(())
-    }
-
-    /// Whether this type of queue pair has an operation; the table of ibv_post_send(3).
-    #[inline]
-    pub(super) fn executes(&self, opcode: u32) -> bool {
-        match self.qp_type {
-            IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
-            IBV_QPT_UC => matches!(
-                opcode,
-                IBV_WR_SEND
-                    | IBV_WR_SEND_WITH_IMM
-                    | IBV_WR_SEND_WITH_INV
-                    | IBV_WR_RDMA_WRITE
-                    | IBV_WR_RDMA_WRITE_WITH_IMM
-                    | IBV_WR_BIND_MW
-                    | IBV_WR_LOCAL_INV
-            ),
-            _ => true,
-        }
     }
 
     /// Executes the request at `exec`; `false` if it must be kept.

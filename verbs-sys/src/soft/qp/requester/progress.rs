@@ -188,7 +188,7 @@ impl Qp {
         let count = backlog.requests[index].num_sge as usize;
         let sges = &backlog.sges[index * backlog.max_sge..][..count];
         let keys = &self.process.info().keys;
-        let check = |sge| access::check_local(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
+        let check = |sge| access::check_here(keys, self.pd, sge, IBV_ACCESS_LOCAL_WRITE);
         sges.iter().try_for_each(check)?;
         deliver(sges);
         Ok(())

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use super::super::Qp;
 use super::{Request, Step, success};
 use crate::ffi::{
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_2, IBV_QPS_ERR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_WC_BIND_MW,
-    IBV_WC_LOCAL_INV, IBV_WC_MW_BIND_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, ibv_mw_bind_info,
-    ibv_send_wr_bind_mw,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_2, IBV_QPS_ERR, IBV_QPS_RTS,
+    IBV_QPS_SQD, IBV_WC_BIND_MW, IBV_WC_LOCAL_INV, IBV_WC_MW_BIND_ERR, IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV, ibv_mw_bind_info, ibv_send_wr_bind_mw,
 };
 use crate::soft::mw::{Progress, Refused, Wanted};
 
@@ -44,7 +44,8 @@ impl Bind {
         if info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        if info.mw_access_flags & !WINDOW_ACCESS != 0 {
+        // Whoever owns the region may write to it in any case.
+        if info.mw_access_flags & !(WINDOW_ACCESS | IBV_ACCESS_LOCAL_WRITE) != 0 {
             return Err(libc::EINVAL);
         }
         // SAFETY: by the caller's promise.
@@ -54,7 +55,7 @@ impl Bind {
             region,
             addr: info.addr,
             len: info.length,
-            access: info.mw_access_flags,
+            access: info.mw_access_flags & WINDOW_ACCESS,
         }))
     }
 

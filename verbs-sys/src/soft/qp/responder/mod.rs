@@ -134,12 +134,13 @@ impl Qp {
         if self.state() == IBV_QPS_RESET || self.srq.is_some() {
             return Err((libc::EINVAL, wr));
         }
-        let mut result = Ok(());
+        let (mut result, keys) = (Ok(()), &self.process.info().keys);
         epoch::lock(&self.info().rq_epoch.0);
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
-            if let Err(code) = unsafe { self.rq.post_request(request, self.cap.max_recv_sge) } {
+            if let Err(code) = unsafe { self.rq.post_request(request, self.cap.max_recv_sge, keys) }
+            {
                 result = Err((code, wr));
                 break;
             }

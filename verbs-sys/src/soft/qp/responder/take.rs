@@ -15,7 +15,6 @@ use crate::ffi::{
     IBV_WC_SUCCESS, ibv_sge, ibv_wc_status,
 };
 use crate::soft::epoch;
-use crate::soft::keys;
 use crate::soft::layout::Target;
 use crate::soft::link::Link;
 use crate::soft::link::ring::{self, Kind, Record, Ring};
@@ -36,7 +35,7 @@ impl Qp {
     pub(super) fn take(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
         let needed = match record.kind {
             Kind::Skip | Kind::Send => None,
-            Kind::WriteImm => Some(IBV_ACCESS_REMOTE_WRITE),
+            Kind::WriteImm | Kind::AtomicWrite => Some(IBV_ACCESS_REMOTE_WRITE),
             Kind::CompareSwap | Kind::FetchAdd => Some(IBV_ACCESS_REMOTE_ATOMIC),
         };
         if needed.is_some_and(|right| !self.allows(right)) {
@@ -46,7 +45,9 @@ impl Qp {
             Kind::Skip => Step::Done,
             Kind::Send => self.take_send(link, ring, at, record),
             Kind::WriteImm => self.take_write_imm(link, ring, at, record),
-            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(link, ring, at, record),
+            Kind::CompareSwap | Kind::FetchAdd | Kind::AtomicWrite => {
+                self.take_atomic(link, ring, at, record)
+            }
         }
     }
 
@@ -97,7 +98,7 @@ impl Qp {
         }
         let pd = self.recv_pd();
         let keys = &self.process.info().keys;
-        let writable = |sge: &ibv_sge| access::check_local(keys, pd, sge, IBV_ACCESS_LOCAL_WRITE);
+        let writable = |sge: &ibv_sge| access::check_here(keys, pd, sge, IBV_ACCESS_LOCAL_WRITE);
         match self.place(link, ring, at, record, buffers, writable) {
             Ok(()) if record.flags & ring::WITH_INV != 0 => {
                 self.take_invalidation(position, record.imm, record.len)
@@ -146,23 +147,27 @@ impl Qp {
             Err(step) => return step,
         };
         if record.len > 0 {
-            let granted = |sge: &ibv_sge| {
+            let granted = || {
                 self.grants(
-                    sge.lkey,
-                    sge.addr,
-                    sge.length as usize,
+                    record.rkey,
+                    record.remote_addr,
+                    record.len as usize,
                     IBV_ACCESS_REMOTE_WRITE,
                 )
             };
-            let target = ibv_sge {
-                addr: record.remote_addr,
-                length: record.len,
-                lkey: record.rkey,
+            let target = match granted() {
+                Ok(addr) => ibv_sge {
+                    addr,
+                    length: record.len,
+                    lkey: record.rkey,
+                },
+                Err(status) => return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR)),
             };
-            if let Err(status) = granted(&target) {
-                return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR));
-            }
-            match self.place(link, ring, at, record, std::iter::once(target), granted) {
+            let still = |sge: &ibv_sge| match granted()? {
+                addr if addr == sge.addr => Ok(()),
+                _ => Err(IBV_WC_REM_ACCESS_ERR),
+            };
+            match self.place(link, ring, at, record, std::iter::once(target), still) {
                 Ok(()) => {}
                 Err(Unplaced::Unmapped(arena)) => return Step::Map(arena),
                 Err(Unplaced::Lost(told)) => return Step::Lost(told),
@@ -187,20 +192,29 @@ impl Qp {
         if !record.remote_addr.is_multiple_of(8) {
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
-        let access = IBV_ACCESS_REMOTE_ATOMIC;
-        if let Err(status) = self.grants(record.rkey, record.remote_addr, 8, access) {
-            return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR));
-        }
+        let access = match record.kind {
+            Kind::AtomicWrite => IBV_ACCESS_REMOTE_WRITE,
+            _ => IBV_ACCESS_REMOTE_ATOMIC,
+        };
+        let word = match self.grants(record.rkey, record.remote_addr, 8, access) {
+            Ok(addr) if addr.is_multiple_of(8) => addr as usize as *mut u64,
+            Ok(_) => return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR)),
+            Err(status) => return Step::Refused(status, Some(IBV_EVENT_QP_ACCESS_ERR)),
+        };
         let operands: *const u64 = ring.payload(at).cast();
-        let word = record.remote_addr as usize as *mut u64;
         // SAFETY: the operands lie in the ring, at a multiple of eight; the word was checked under
         // the receive lock, which its deregistration waits for.
         let found = unsafe {
             let first = copy::load_u64(operands);
-            if record.kind == Kind::CompareSwap {
-                copy::compare_swap_u64(word, first, copy::load_u64(operands.wrapping_add(1)))
-            } else {
-                copy::fetch_add_u64(word, first)
+            match record.kind {
+                Kind::CompareSwap => {
+                    copy::compare_swap_u64(word, first, copy::load_u64(operands.wrapping_add(1)))
+                }
+                Kind::FetchAdd => copy::fetch_add_u64(word, first),
+                _ => {
+                    copy::store_u64(word, first);
+                    return Step::Done;
+                }
             }
         };
         if self.takes_answers(link) {
@@ -209,18 +223,16 @@ impl Qp {
         Step::Done
     }
 
-    /// Whether a range may be accessed by rkey.
+    /// Whether a range may be accessed by rkey, and where it is in memory.
     pub(in crate::soft::qp) fn grants(
         &self,
         rkey: u32,
         addr: u64,
         len: usize,
         access: u32,
-    ) -> Result<(), ibv_wc_status> {
-        keys::lookup(&self.process.info().keys, rkey)
-            .ok_or(IBV_WC_REM_ACCESS_ERR)?
-            .check_remote((self.pd, self.qpn), addr, len, access)
-            .map(drop)
+    ) -> Result<u64, ibv_wc_status> {
+        let keys = &self.process.info().keys;
+        access::check_named(keys, (self.pd, self.qpn), rkey, addr, len, access)
     }
 
     /// Copies a message to our buffers, each of which `check` finds to be writable: out of the ring,
@@ -289,7 +301,7 @@ impl Qp {
                 continue;
             }
             let reach = || {
-                let place = access::resolve(link, source_pd, source.lkey, source.addr, piece, 0);
+                let place = access::reach_listed(link, source_pd, source, piece);
                 let unmappable = self.responder.unmappable.load(Ordering::Relaxed);
                 place.map_err(|trouble| match trouble {
                     Trouble::Unmapped(arena) if arena == unmappable => Trouble::OutOfReach,

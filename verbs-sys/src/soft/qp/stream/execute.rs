@@ -216,10 +216,10 @@ impl Qp {
             return NONSENSE;
         }
         if !payload.is_empty() {
-            if let Err(status) = self.grants(rkey, addr, payload.len(), IBV_ACCESS_REMOTE_WRITE) {
-                return refused(status);
-            }
-            let to = addr as usize as *mut u8;
+            let to = match self.grants(rkey, addr, payload.len(), IBV_ACCESS_REMOTE_WRITE) {
+                Ok(addr) => addr as usize as *mut u8,
+                Err(status) => return refused(status),
+            };
             // SAFETY: checked under the receive lock, which is held, and which the end of the key's
             // registration waits for.
             unsafe { copy::write_shared(to, payload.as_ptr(), payload.len()) };
@@ -284,7 +284,7 @@ impl Qp {
             // Only what the message reaches is looked at.
             let is_reached = begins < end && before > u64::from(offset);
             if is_reached {
-                access::check_local(keys, pd, &sge, IBV_ACCESS_LOCAL_WRITE)
+                access::check_here(keys, pd, &sge, IBV_ACCESS_LOCAL_WRITE)
             } else {
                 Ok(())
             }
@@ -347,10 +347,11 @@ impl Qp {
         if !self.allows(IBV_ACCESS_REMOTE_ATOMIC) || !addr.is_multiple_of(8) {
             return DENIED;
         }
-        if let Err(status) = self.grants(atomic.stag, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
-            return refused(status);
-        }
-        let word = addr as usize as *mut u64;
+        let word = match self.grants(atomic.stag, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+            Ok(addr) if addr.is_multiple_of(8) => addr as usize as *mut u64,
+            Ok(_) => return DENIED,
+            Err(status) => return refused(status),
+        };
         // SAFETY: eight aligned bytes, checked under the receive lock, which is held.
         let original = unsafe {
             if atomic.swaps {

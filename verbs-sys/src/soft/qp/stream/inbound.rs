@@ -360,9 +360,9 @@ impl Qp {
             return Ok(());
         };
         let piece = (reading.len - reading.done).min(segment_of(reading.len)) as usize;
-        let from = reading.addr.wrapping_add(reading.done);
+        let mut from = reading.addr.wrapping_add(reading.done);
         if reading.len > 0 {
-            self.grants(reading.rkey, from, piece, IBV_ACCESS_REMOTE_READ)?;
+            from = self.grants(reading.rkey, from, piece, IBV_ACCESS_REMOTE_READ)?;
         }
         let last = reading.done + piece as u64 == reading.len;
         let header = Header::Tagged {

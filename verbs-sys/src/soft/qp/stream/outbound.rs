@@ -8,10 +8,11 @@ use super::super::requester::{Request, Step, success};
 use super::super::{Qp, now_ns};
 use super::place::pieces;
 use crate::ffi::{
-    IBV_SEND_SOLICITED, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ,
-    IBV_WC_RDMA_WRITE, IBV_WC_RETRY_EXC_ERR, IBV_WC_SEND, IBV_WR_ATOMIC_CMP_AND_SWP,
-    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_wc_status,
+    IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RETRY_EXC_ERR, IBV_WC_SEND,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_WRITE, IBV_WR_RDMA_READ,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
+    ibv_wc_status,
 };
 use crate::soft::link::Link;
 use crate::soft::link::stream::frame::{Header, Opcode};
@@ -107,6 +108,13 @@ impl Qp {
                     return Step::Wait;
                 }
                 IBV_WC_RDMA_WRITE
+            }
+            IBV_WR_ATOMIC_WRITE => {
+                // Its owner stores aligned words whole.
+                if !self.frame_write(out, request, len) {
+                    return Step::Wait;
+                }
+                IBV_WC_ATOMIC_WRITE
             }
             IBV_WR_RDMA_READ => {
                 frame_read(out, request, position, len);
