@@ -4,10 +4,11 @@
 //! a function in such a file, and its name in [`cases::all`].
 
 mod case;
-mod cases;
+pub mod cases;
 mod process;
 mod report;
 mod run;
+mod scenery;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -120,6 +120,8 @@ pub fn render(legs: &[Leg]) -> String {
     text.push_str(include_str!("differences.md"));
     text.push('\n');
     text.push_str(&crate::differential::known::render());
+    text.push('\n');
+    text.push_str(&crate::dropin::cases::pyverbs::render());
     text.push_str("\n## Every behaviour\n");
 
     let mut table: BTreeMap<&str, BTreeMap<&str, Vec<Option<Cell>>>> = BTreeMap::new();

@@ -1,5 +1,11 @@
 //! What a case is: which program, how it is run, and what must hold.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::cases::pyverbs::Module;
+
 /// In an argument: the TCP port that is free for the case.
 pub const PORT: &str = "{port}";
 /// In a client's argument: where the server is.
@@ -14,6 +20,10 @@ pub struct Case {
     pub package: &'static str,
     pub program: &'static str,
     pub run: Run,
+    /// Makes the folder in which it runs, below this one; otherwise it runs in this one.
+    pub folder: Option<fn(&Path) -> Result<PathBuf>>,
+    /// Whether it sees files of the kernel's about the device: see [`super::scenery`].
+    pub scenery: bool,
     /// Variables of the environment.
     pub environment: Vec<(&'static str, &'static str)>,
     /// What must hold of what it says, beside that it succeeds: every one, of every process.
@@ -43,10 +53,12 @@ pub enum Place {
 }
 
 /// Something that must hold of what a program has said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Holds {
     /// It has these words.
     Says(&'static str),
+    /// It is the output of this module's tests, of which none failed and none was left out but those that are known.
+    Module(&'static Module),
 }
 
 impl Case {
@@ -76,6 +88,8 @@ impl Case {
             package,
             program,
             run,
+            folder: None,
+            scenery: false,
             environment: Vec::new(),
             holds: Vec::new(),
         }
@@ -88,6 +102,24 @@ impl Case {
         }
         self.name += ", two hosts";
         self.environment.push(("VERBS_SOFT_LISTEN", "0.0.0.0"));
+        self
+    }
+
+    /// The same under another name.
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// The same in a folder that this makes.
+    pub fn within(mut self, folder: fn(&Path) -> Result<PathBuf>) -> Self {
+        self.folder = Some(folder);
+        self
+    }
+
+    /// The same where there are files of the kernel's about the device; takes root.
+    pub fn with_scenery(mut self) -> Self {
+        self.scenery = true;
         self
     }
 
@@ -105,6 +137,7 @@ impl Holds {
             Self::Says(words) => {
                 (!output.contains(words)).then(|| format!("it does not say {words:?}"))
             }
+            Self::Module(module) => module.wrong_with(output),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The table of what is run.
 
 mod ibverbs_utils;
+pub mod pyverbs;
 
 use super::case::Case;
 
 /// Every case, in the order in which they are run.
 pub fn all() -> Vec<Case> {
-    [ibverbs_utils::cases()].concat()
+    [ibverbs_utils::cases(), pyverbs::cases()].concat()
 }
 
 #[cfg(test)]

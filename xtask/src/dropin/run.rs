@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::case::{ADDRESS, Case, PORT, Place, Run};
 use super::process::{self, Started};
+use super::scenery;
 use crate::dist::{self, SEARCH_PATH};
 use crate::hosts::Hosts;
 use crate::workspace::Workspace;
@@ -127,11 +128,18 @@ impl<'a> Bed<'a> {
                 command
             }
         };
+        command.args(arguments);
+        if case.scenery {
+            command = scenery::before(&command, &self.logs)?;
+        }
+        let folder = match case.folder {
+            None => self.logs.clone(),
+            Some(make) => make(&self.logs)?,
+        };
         command
-            .args(arguments)
             .env(SEARCH_PATH, dist::search_path(&self.libraries)?)
             .envs(case.environment.iter().copied())
-            .current_dir(&self.logs);
+            .current_dir(folder);
         Ok(command)
     }
 
