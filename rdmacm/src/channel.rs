@@ -5,7 +5,8 @@
 //! signals or goes on after them, as the application has asked for.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -17,6 +18,13 @@ use crate::shared::Key;
 #[derive(Debug)]
 pub struct Queue {
     events: VecDeque<Queued>,
+    ends: Arc<Ends>,
+}
+
+/// What is readable while a queue has something. Who waits has it, too: a channel that is destroyed meanwhile stays
+/// open and silent, as a file of the kernel's does while a system call uses it.
+#[derive(Debug)]
+pub struct Ends {
     readable: OwnedFd,
     writable: OwnedFd,
 }
@@ -36,14 +44,19 @@ impl Queue {
         )?;
         Ok(Self {
             events: VecDeque::new(),
-            readable,
-            writable,
+            ends: Arc::new(Ends { readable, writable }),
         })
     }
 
     /// What the application polls.
     pub fn fd(&self) -> RawFd {
-        self.readable.as_raw_fd()
+        self.ends.readable.as_raw_fd()
+    }
+
+    /// To wait for something.
+    #[must_use]
+    pub fn ends(&self) -> Arc<Ends> {
+        Arc::clone(&self.ends)
     }
 
     /// Adds an event.
@@ -51,7 +64,7 @@ impl Queue {
         self.events.push_back(event);
         // One byte for each, so that edge-triggered pollers see each. A full socket is readable anyway.
         let _ = rustix::net::send(
-            &self.writable,
+            &self.ends.writable,
             &[0],
             SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
         );
@@ -84,42 +97,49 @@ impl Queue {
         }
         let mut bytes = [0; 4096];
         while matches!(
-            rustix::net::recv(&self.readable, &mut bytes, RecvFlags::DONTWAIT),
+            rustix::net::recv(&self.ends.readable, &mut bytes, RecvFlags::DONTWAIT),
             Ok((1.., _))
         ) {}
     }
 }
 
-/// Waits until a channel's descriptor is readable.
-///
-/// # Errors
-///
-/// `EAGAIN` if it is not and shall not block, `EINTR` after a signal.
-pub fn wait(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (read, _) = rustix::net::recv(fd, &mut [0], RecvFlags::PEEK)?;
-    // The other end is open as long as the channel.
-    if read == 0 { Err(Errno::BADF) } else { Ok(()) }
+impl Drop for Queue {
+    /// Nothing of a destroyed channel is to be had, for who still waits either.
+    fn drop(&mut self) {
+        self.events.clear();
+        self.settle();
+    }
+}
+
+impl Ends {
+    /// Waits until there is something.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if there is nothing and the descriptor shall not block, `EINTR` after a signal.
+    pub fn wait(&self) -> Result<(), Errno> {
+        // The other end is open as long as this one.
+        rustix::net::recv(&self.readable, &mut [0], RecvFlags::PEEK).map(drop)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     #[test]
     fn readable_exactly_while_there_is_something() {
         let mut queue = Queue::new().unwrap();
-        rustix::io::ioctl_fionbio(&queue.readable, true).unwrap();
-        assert_eq!(wait(queue.readable.as_fd()), Err(Errno::AGAIN));
+        rustix::io::ioctl_fionbio(&queue.ends.readable, true).unwrap();
+        assert_eq!(queue.ends.wait(), Err(Errno::AGAIN));
         for round in 0..3000 {
             queue.push(Queued::new(1, 1, round));
         }
         for round in 0..3000 {
-            assert_eq!(wait(queue.readable.as_fd()), Ok(()));
+            assert_eq!(queue.ends.wait(), Ok(()));
             assert_eq!(queue.pop().unwrap().kind, round);
         }
-        assert_eq!(wait(queue.readable.as_fd()), Err(Errno::AGAIN));
+        assert_eq!(queue.ends.wait(), Err(Errno::AGAIN));
         assert!(queue.pop().is_none());
     }
 

@@ -4,7 +4,6 @@
 //! knows when it destroys them.
 
 use core::ptr;
-use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use verbs_sys::ffi::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, ibv_qp_state};
@@ -14,7 +13,6 @@ use crate::abi::{
     RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_RESOLVED,
     rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel,
 };
-use crate::channel;
 use crate::device::check;
 use crate::endpoint::{IdPointer, Phase};
 use crate::event::{Event, Queued};
@@ -39,7 +37,7 @@ const SHOWN: [rdma_cm_event_type; 3] = [
 ///
 /// # Safety
 ///
-/// The channel is null, or made by this library and not destroyed while this call takes.
+/// The channel is null, or made by this library and not destroyed before this call begins.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: by the caller's promise.
     let key = unsafe { Channel::key(channel)? };
@@ -48,10 +46,9 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
         let mut state = shared.lock();
         let queue = state.channels.get_mut(&key).ok_or(Errno::INVAL)?;
         let Some(queued) = queue.pop() else {
-            let fd = queue.fd();
+            let ends = queue.ends();
             drop(state);
-            // SAFETY: the channel lives while this call takes, and so does its descriptor.
-            channel::wait(unsafe { BorrowedFd::borrow_raw(fd) })?;
+            ends.wait()?;
             continue;
         };
         let delivered = state.deliver(&queued);

@@ -1,0 +1,49 @@
+//! Channels that end while somebody waits.
+
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::world::*;
+use crate::calls::testing::*;
+use crate::id::Channel as Half;
+use crate::shared::Shared;
+
+/// Does nothing, so that a call is interrupted.
+extern "C" fn ignore(_signal: core::ffi::c_int) {}
+
+#[test]
+fn who_waits_learns_nothing_of_a_channels_end() {
+    // SAFETY: the structure consists of integers and pointers.
+    let mut action: libc::sigaction = unsafe { crate::abi::zeroed() };
+    action.sa_sigaction = ignore as *const () as usize;
+    // SAFETY: the handler does nothing, and the old one is not asked for.
+    let code = unsafe { libc::sigaction(libc::SIGUSR2, &action, ptr::null_mut()) };
+    assert_eq!(code, 0);
+    let channel = rdma_create_event_channel();
+    // SAFETY: just made.
+    let key = unsafe { Half::key(channel) }.unwrap();
+    let address = channel as usize;
+    let waiter = std::thread::spawn(move || {
+        let mut event = ptr::null_mut();
+        // SAFETY: a channel that lives when the call begins, and a place for the result.
+        result(unsafe { rdma_get_cm_event(address as *mut _, &mut event) })
+    });
+    // The queue's, this one, and the waiter's.
+    let waits = || Arc::strong_count(&Shared::get().lock().channels[&key].ends()) == 3;
+    while !waits() {
+        std::thread::yield_now();
+    }
+    // SAFETY: no call with it begins any more.
+    unsafe { rdma_destroy_event_channel(channel) };
+    // The first may come before it sleeps.
+    while !waiter.is_finished() {
+        // SAFETY: not joined yet.
+        let code = unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR2) };
+        assert_eq!(code, 0);
+        std::thread::yield_now();
+    }
+    assert_eq!(waiter.join().unwrap(), Err(Errno::INTR));
+}
