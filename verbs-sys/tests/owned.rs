@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Pair, Result, bytes, next, remote};
 use verbs_sys::{
-    QpState, SendFlags, WcStatus, devices, find_device,
+    QpState, QueuePairInit, SendFlags, WcStatus, devices, find_device,
     owned::{PostError, WorkKind},
 };
 
@@ -261,5 +261,23 @@ fn the_software_device_is_always_there() -> Result {
         error.contains("\"no such device\"") && error.contains("soft0"),
         "{error}"
     );
+    Ok(())
+}
+
+/// Who asks for no inline data has the room of the elements for it, as on other devices.
+#[test]
+fn elements_leave_room_for_inline_data() -> Result {
+    let context = find_device(None)?.open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(64, None)?;
+    for max_send_sge in [1, 3] {
+        let init = QueuePairInit {
+            max_send_sge,
+            ..QueuePairInit::new(&cq, &cq)
+        };
+        assert_eq!(init.max_inline_data, 0);
+        let cap = pd.create_qp(&init)?.cap();
+        assert!(cap.max_inline_data >= 16 * max_send_sge, "{cap:?}");
+    }
     Ok(())
 }

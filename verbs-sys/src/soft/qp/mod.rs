@@ -35,7 +35,7 @@ use super::srq::Srq;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
     ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_type, ibv_wc,
+    ibv_qp_init_attr, ibv_qp_type, ibv_sge, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -140,6 +140,10 @@ impl Qp {
         if too_much {
             return Err(Errno::INVAL);
         }
+        // Inline bytes have the room of the elements, too, as where both lie in the same place of a request; programs
+        // count on it.
+        let room = cap.max_send_sge * size_of::<ibv_sge>() as u32;
+        cap.max_inline_data = cap.max_inline_data.max(room);
         let index = process.qp_indices.take().ok_or(Errno::NOMEM)?;
         let qpn = qpn(process.slot, index as usize);
         let datagrams = if init.qp_type == IBV_QPT_UD {
