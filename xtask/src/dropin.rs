@@ -10,6 +10,7 @@ mod report;
 mod run;
 mod scenery;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -33,6 +34,9 @@ pub struct Dropin {
     /// Say what would be run, and run nothing
     #[arg(long)]
     list: bool,
+    /// Say which Debian packages that takes, and run nothing
+    #[arg(long, conflicts_with = "list")]
+    packages: bool,
 }
 
 impl Dropin {
@@ -45,6 +49,13 @@ impl Dropin {
         if self.list {
             for case in &cases {
                 println!("{:<44} {}", case.name, case.package);
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        if self.packages {
+            let packages: BTreeSet<&str> = cases.iter().map(|case| case.package).collect();
+            for package in packages {
+                println!("{package}");
             }
             return Ok(ExitCode::SUCCESS);
         }

@@ -16,8 +16,9 @@ pub const ADDRESS: &str = "{address}";
 pub struct Case {
     /// As it is reported, and chosen with `--only`.
     pub name: String,
-    /// The Debian package that has the program.
+    /// The Debian package that has the program, or what it is compiled with.
     pub package: &'static str,
+    /// A program that is installed; or the C source of one of ours, a path below the workspace's folder.
     pub program: &'static str,
     pub run: Run,
     /// Makes the folder in which it runs, below this one; otherwise it runs in this one.
@@ -39,7 +40,13 @@ pub enum Run {
     Pair {
         server: Vec<String>,
         client: Vec<String>,
+        /// The client's program, where it is another than the server's.
+        other: Option<&'static str>,
         place: Place,
+        /// The port, of a server whose arguments cannot say it.
+        port: Option<u16>,
+        /// Whether the server goes on when the client has ended, and is to be stopped.
+        stays: bool,
     },
 }
 
@@ -71,20 +78,32 @@ impl Case {
     /// A program of which two are run with the same arguments, but that the client has the server's address behind
     /// them; `-p` is what names the port.
     pub fn pair(package: &'static str, program: &'static str, arguments: &[&str]) -> Self {
-        let server = owned(&[arguments, &["-p", PORT]].concat());
-        let client = [server.clone(), owned(&[ADDRESS])].concat();
-        let place = Place::OneHost;
+        let sides: [&[&str]; 2] = [&["-p", PORT], &["-p", PORT, ADDRESS]];
+        Self::sides(package, program, arguments, sides)
+    }
+
+    /// A program of which two are run with the same arguments and some more, the server's and the client's.
+    pub fn sides(
+        package: &'static str,
+        program: &'static str,
+        arguments: &[&str],
+        more: [&[&str]; 2],
+    ) -> Self {
+        let [server, client] = more.map(|more| owned(&[arguments, more].concat()));
         let run = Run::Pair {
             server,
             client,
-            place,
+            other: None,
+            place: Place::OneHost,
+            port: None,
+            stays: false,
         };
         Self::new(package, program, arguments, run)
     }
 
     fn new(package: &'static str, program: &'static str, arguments: &[&str], run: Run) -> Self {
         Self {
-            name: [&[program], arguments].concat().join(" "),
+            name: [&[short(program)], arguments].concat().join(" "),
             package,
             program,
             run,
@@ -123,6 +142,30 @@ impl Case {
         self
     }
 
+    /// The same with another program as the client.
+    pub fn client_is(mut self, program: &'static str) -> Self {
+        if let Run::Pair { other, .. } = &mut self.run {
+            *other = Some(program);
+        }
+        self
+    }
+
+    /// The same with a server that listens at this port, whatever it is told.
+    pub fn at_port(mut self, number: u16) -> Self {
+        if let Run::Pair { port, .. } = &mut self.run {
+            *port = Some(number);
+        }
+        self
+    }
+
+    /// The same with a server that does not end by itself.
+    pub fn server_stays(mut self) -> Self {
+        if let Run::Pair { stays, .. } = &mut self.run {
+            *stays = true;
+        }
+        self
+    }
+
     /// One more thing that must hold.
     pub fn holds(mut self, what: Holds) -> Self {
         self.holds.push(what);
@@ -140,6 +183,11 @@ impl Holds {
             Self::Module(module) => module.wrong_with(output),
         }
     }
+}
+
+/// What is behind the last slash.
+fn short(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or(program)
 }
 
 fn owned(arguments: &[&str]) -> Vec<String> {
@@ -161,6 +209,7 @@ mod tests {
             server,
             client,
             place,
+            ..
         } = case.run
         else {
             panic!("not a pair");

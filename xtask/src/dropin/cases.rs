@@ -1,13 +1,21 @@
 //! The table of what is run.
 
 mod ibverbs_utils;
+mod libfabric;
 pub mod pyverbs;
+mod rdmacm_utils;
 
 use super::case::Case;
 
 /// Every case, in the order in which they are run.
 pub fn all() -> Vec<Case> {
-    [ibverbs_utils::cases(), pyverbs::cases()].concat()
+    [
+        ibverbs_utils::cases(),
+        pyverbs::cases(),
+        rdmacm_utils::cases(),
+        libfabric::cases(),
+    ]
+    .concat()
 }
 
 #[cfg(test)]

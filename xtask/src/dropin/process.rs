@@ -47,7 +47,7 @@ impl Started {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until it listens at a TCP port: asking that would take the only connection that it waits for.
+    /// Waits until it listens at a port: asking that would take the only connection that it waits for.
     pub fn await_listening(&mut self, port: u16, deadline: Instant) -> Result<()> {
         while !listens(self.child.id(), port)? {
             if let Some(status) = self.child.try_wait()? {
@@ -57,6 +57,16 @@ impl Started {
             thread::sleep(SOON);
         }
         Ok(())
+    }
+
+    /// Ends one that goes on by itself, as it must until now, and gives what it has said.
+    pub fn stop(&mut self) -> Result<String> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("it ended too early, {status}; it said: {}", self.output());
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(self.output())
     }
 
     /// Waits for its end, which must be a success, and gives what it has said.
@@ -81,25 +91,43 @@ impl Started {
     }
 }
 
-/// Whether somebody listens at this TCP port in the network of a process.
+/// Whether somebody listens at this port in the network of a process: of TCP, or of the connection manager.
 fn listens(pid: u32, port: u16) -> Result<bool> {
-    // "sl local_address rem_address st ...", numbers in hex; 0A is LISTEN.
-    let address = format!(":{port:04X}");
-    for table in ["tcp", "tcp6"] {
+    let table = |name: &str| -> Result<String> {
         let mut text = String::new();
-        if let Ok(mut file) = File::open(format!("/proc/{pid}/net/{table}")) {
+        // There may be no IPv6.
+        if let Ok(mut file) = File::open(format!("/proc/{pid}/net/{name}")) {
             file.read_to_string(&mut text)?;
         }
-        let found = text.lines().skip(1).any(|line| {
-            let mut words = line.split_whitespace().skip(1);
-            let local = words.next().unwrap_or_default();
-            local.ends_with(&address) && words.nth(1) == Some("0A")
-        });
-        if found {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        Ok(text)
+    };
+    let mut tcp = table("tcp")?;
+    tcp += &table("tcp6")?;
+    let is_tcp = |line: &str| tcp_listener(line) == Some(port);
+    let is_named = |line: &str| named_listener(line) == Some(port);
+    Ok(tcp.lines().any(is_tcp) || table("unix")?.lines().any(is_named))
+}
+
+/// The port of a line of `/proc/net/tcp`, if somebody listens there.
+fn tcp_listener(line: &str) -> Option<u16> {
+    // "sl local_address rem_address st ...", numbers in hex; 0A is LISTEN.
+    let mut words = line.split_whitespace().skip(1);
+    let (local, state) = (words.next()?, words.nth(1)?);
+    let (_, port) = local.rsplit_once(':').filter(|_| state == "0A")?;
+    u16::from_str_radix(port, 16).ok()
+}
+
+/// The port of a line of `/proc/net/unix`, if that is the name of one who listens by the connection manager.
+fn named_listener(line: &str) -> Option<u16> {
+    // "Num RefCount Protocol Flags Type St Inode Path", flags in hex; the one is __SO_ACCEPTCON.
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, _, _, flags, _, _, _, path] = words[..] else {
+        return None;
+    };
+    let flags = u32::from_str_radix(flags, 16).ok()?;
+    let name = path.strip_prefix("@verbs-rdmacm/")?;
+    let (_, port) = name.rsplit_once('/').filter(|_| flags & 0x1_0000 != 0)?;
+    port.parse().ok()
 }
 
 /// Fails if a program is not there, and says which package has it.
@@ -128,6 +156,19 @@ mod tests {
         assert!(listens(std::process::id(), port).unwrap());
         drop(listener);
         assert!(!listens(std::process::id(), port).unwrap());
+    }
+
+    #[test]
+    fn a_name_of_the_connection_manager_is_a_listener_once_it_listens() {
+        let line = |flags| {
+            format!(
+                "000000002d0b8a1c: 00000002 00000000 {flags} 0001 01 20123 @verbs-rdmacm/tcp/0.0.0.0/7174"
+            )
+        };
+        assert_eq!(named_listener(&line("00010000")), Some(7174));
+        assert_eq!(named_listener(&line("00000000")), None);
+        let other = "000000002d0b8a1c: 00000002 00000000 00010000 0001 01 20123 /run/x/7174";
+        assert_eq!(named_listener(other), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -46,19 +46,15 @@ impl<'a> Bed<'a> {
 
     /// Runs a case: an error says why it failed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
-        process::check(case.program, case.package)?;
         let deadline = Instant::now() + PATIENCE;
         let outputs = match &case.run {
             Run::Alone(arguments) => {
-                let command = self.command(case, arguments, None)?;
+                let program = self.program(case.program, case.package)?;
+                let command = self.command(case, &program, arguments, None)?;
                 let mut started = Started::new(command, self.logs.join("alone.txt"))?;
                 vec![("", started.succeed(deadline)?)]
             }
-            Run::Pair {
-                server,
-                client,
-                place,
-            } => self.run_pair(case, [server, client], *place, deadline)?,
+            Run::Pair { .. } => self.run_pair(case, deadline)?,
         };
         for (who, output) in outputs {
             let wrong = output
@@ -76,13 +72,51 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
-    fn run_pair(
-        &mut self,
-        case: &Case,
-        [server, client]: [&[String]; 2],
-        place: Place,
-        deadline: Instant,
-    ) -> Result<Vec<(&'static str, String)>> {
+    /// Where a program is. One of ours is compiled.
+    fn program(&self, name: &str, package: &str) -> Result<PathBuf> {
+        let Some(stem) = name.strip_suffix(".c") else {
+            process::check(name, package)?;
+            return Ok(name.into());
+        };
+        let stem = stem.rsplit('/').next().unwrap_or(stem);
+        let (source, out) = (self.workspace.root.join(name), self.logs.join(stem));
+        let compiled = Command::new("cc")
+            .args([
+                "-std=gnu11",
+                "-O1",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+            ])
+            .args([&out, &source])
+            .args(["-lrdmacm", "-libverbs", "-lpthread"])
+            .output()
+            .context("no C compiler, `cc`")?;
+        if !compiled.status.success() {
+            let said = String::from_utf8_lossy(&compiled.stderr);
+            bail!("cannot compile {name}; that takes Debian's package {package}: {said}");
+        }
+        Ok(out)
+    }
+
+    fn run_pair(&mut self, case: &Case, deadline: Instant) -> Result<Vec<(&'static str, String)>> {
+        let Run::Pair {
+            server,
+            client,
+            other,
+            place,
+            port,
+            stays,
+        } = &case.run
+        else {
+            bail!("it is no pair");
+        };
+        let programs = [
+            self.program(case.program, case.package)?,
+            self.program(other.unwrap_or(case.program), case.package)?,
+        ];
         let (networks, address) = match place {
             Place::OneHost => ([None, None], Ipv4Addr::LOCALHOST.to_string()),
             Place::TwoHosts => {
@@ -92,9 +126,9 @@ impl<'a> Bed<'a> {
             }
         };
         // Free a moment ago, and nobody else on this host asks for it.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
-            .local_addr()?
-            .port();
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = port.map_or(free.local_addr()?.port(), |port| port);
+        drop(free);
         let filled = |arguments: &[String]| -> Vec<String> {
             let number = port.to_string();
             let fill = |argument: &String| {
@@ -104,27 +138,38 @@ impl<'a> Bed<'a> {
             arguments.iter().map(fill).collect()
         };
         let [first, second] = networks;
-        let command = self.command(case, &filled(server), first.as_deref())?;
+        let command = self.command(case, &programs[0], &filled(server), first.as_deref())?;
         let mut server = Started::new(command, self.logs.join("server.txt"))?;
         server
             .await_listening(port, deadline)
             .context("the server")?;
-        let command = self.command(case, &filled(client), second.as_deref())?;
+        let command = self.command(case, &programs[1], &filled(client), second.as_deref())?;
         let mut client = Started::new(command, self.logs.join("client.txt"))?;
         let said = client.succeed(deadline).context("the client");
         // Where both fail, what the server says may be the reason.
         let said = said.with_context(|| format!("(the server so far: {})", server.output()))?;
-        let answered = server.succeed(deadline).context("the server")?;
+        let answered = if *stays {
+            server.stop()
+        } else {
+            server.succeed(deadline)
+        };
+        let answered = answered.context("the server")?;
         Ok(vec![("the client: ", said), ("the server: ", answered)])
     }
 
     /// A program with the libraries in front, in the network namespace of this name if there is one.
-    fn command(&self, case: &Case, arguments: &[String], network: Option<&str>) -> Result<Command> {
+    fn command(
+        &self,
+        case: &Case,
+        program: &Path,
+        arguments: &[String],
+        network: Option<&str>,
+    ) -> Result<Command> {
         let mut command = match network {
-            None => Command::new(case.program),
+            None => Command::new(program),
             Some(name) => {
                 let mut command = Command::new("ip");
-                command.args(["netns", "exec", name, case.program]);
+                command.args(["netns", "exec", name]).arg(program);
                 command
             }
         };
