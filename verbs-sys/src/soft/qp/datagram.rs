@@ -6,6 +6,9 @@
 //! in the destination's mailbox counts what was sent to it, so that polling looks at the socket only
 //! when there is something.
 //!
+//! The kernel lets few wait there, fewer than a program posts receives. A sender that finds the queue full
+//! therefore has the peer's upkeep thread take what is there, and sleeps until there is room.
+//!
 //! Between hosts it goes by UDP, from one process to the other, which passes it on in the same way.
 
 use std::collections::HashMap;
@@ -13,8 +16,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -34,7 +37,7 @@ use crate::ffi::{
 };
 use crate::soft::ah::Route;
 use crate::soft::identity::gid_of;
-use crate::soft::link::{Link, Via};
+use crate::soft::link::{Link, Via, signal};
 
 /// Bytes of a datagram's payload: the port's MTU.
 pub(super) const MAX_PAYLOAD: usize = 4096;
@@ -105,14 +108,26 @@ impl Header {
 #[derive(Debug)]
 pub(super) struct Endpoint {
     socket: OwnedFd,
-    /// Queue pairs that were sent to, and when each was looked for.
-    links: Mutex<HashMap<u32, (Arc<Link>, Instant)>>,
+    /// Queue pairs that were sent to.
+    destinations: Mutex<HashMap<u32, Arc<Destination>>>,
     /// The count of the mailbox when the socket was last seen empty.
     seen: AtomicU32,
     /// The queue key that datagrams to us must carry, and that privileged ones of ours do.
     qkey: AtomicU32,
 }
 
+/// A queue pair that was sent to.
+#[derive(Debug)]
+struct Destination {
+    link: Link,
+    /// When it was looked for.
+    since: Instant,
+    /// It was waited for in vain, as its process is stopped: what it has no room for is lost.
+    is_deaf: AtomicBool,
+}
+
+/// How long a sender waits for room. The peer's thread needs microseconds, where it gets to run.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Destinations that are remembered; beyond, all are looked up anew.
 const MOST_LINKS: usize = 4096;
 /// A destination that was not there is not looked for again for so long.
@@ -124,13 +139,14 @@ fn address(qpn: u32) -> Result<SocketAddrUnix, Errno> {
 
 impl Endpoint {
     pub(super) fn new(qpn: u32) -> Result<Self, Errno> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         sockopt::set_socket_passcred(&socket, true)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
         rustix::net::bind(&socket, &address(qpn)?)?;
         Ok(Self {
             socket,
-            links: Mutex::default(),
+            destinations: Mutex::default(),
             seen: AtomicU32::new(0),
             qkey: AtomicU32::new(0),
         })
@@ -143,7 +159,8 @@ impl Endpoint {
     /// Drops what has come so far, which nobody was ready for.
     pub(super) fn drain(&self, sent: u32) {
         let mut bytes = [0];
-        while rustix::net::recv(&self.socket, &mut bytes, RecvFlags::TRUNC).is_ok() {}
+        let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        while rustix::net::recv(&self.socket, &mut bytes, flags).is_ok() {}
         self.seen.store(sent, Ordering::Relaxed);
     }
 
@@ -170,19 +187,50 @@ impl Endpoint {
         }
     }
 
-    fn known(&self, qpn: u32) -> Option<Arc<Link>> {
-        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let (link, since) = links.get(&qpn)?;
-        let is_absent = matches!(link.via, Via::Nobody) && since.elapsed() < ABSENCE;
-        (is_absent || link.is_current()).then(|| Arc::clone(link))
+    fn known(&self, qpn: u32) -> Option<Arc<Destination>> {
+        let destinations = self.destinations();
+        let known = destinations.get(&qpn)?;
+        let is_absent = matches!(known.link.via, Via::Nobody) && known.since.elapsed() < ABSENCE;
+        (is_absent || known.link.is_current()).then(|| Arc::clone(known))
     }
 
     fn remember(&self, link: Link) {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if links.len() >= MOST_LINKS {
-            links.clear();
+        let mut destinations = self.destinations();
+        if destinations.len() >= MOST_LINKS {
+            destinations.clear();
         }
-        links.insert(link.dest_qpn, (Arc::new(link), Instant::now()));
+        let qpn = link.dest_qpn;
+        let destination = Destination {
+            link,
+            since: Instant::now(),
+            is_deaf: AtomicBool::new(false),
+        };
+        destinations.insert(qpn, Arc::new(destination));
+    }
+
+    fn destinations(&self) -> MutexGuard<'_, HashMap<u32, Arc<Destination>>> {
+        self.destinations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends to a queue pair of this host. Where that has no room, `wake` shall have its process make some.
+    fn send(&self, to: &Destination, parts: [&[u8]; 2], wake: impl FnOnce()) -> Result<(), Errno> {
+        let address = address(to.link.dest_qpn)?;
+        let parts = parts.map(IoSlice::new);
+        let send = |flags: SendFlags| {
+            let mut none = SendAncillaryBuffer::default();
+            let flags = flags | SendFlags::NOSIGNAL;
+            rustix::net::sendmsg_addr(&self.socket, &address, &parts, &mut none, flags).map(drop)
+        };
+        let mut sent = send(SendFlags::DONTWAIT);
+        if sent == Err(Errno::AGAIN) && !to.is_deaf.load(Ordering::Relaxed) {
+            wake();
+            sent = rustix::io::retry_on_intr(|| send(SendFlags::empty()));
+        }
+        to.is_deaf
+            .store(sent == Err(Errno::AGAIN), Ordering::Relaxed);
+        sent
     }
 }
 
@@ -251,17 +299,18 @@ impl Qp {
                 .send_datagram(header.route.dgid, qpn, &[&header.encode(), payload]);
             return;
         }
-        let link = endpoint.known(qpn);
-        let Some(link) = link.filter(|link| !matches!(link.via, Via::Nobody)) else {
+        let Some(to) = endpoint.known(qpn) else {
             return;
         };
-        let Ok(address) = address(qpn) else { return };
-        let head = header.encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(payload)];
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let mut none = SendAncillaryBuffer::default();
-        let sent = rustix::net::sendmsg_addr(&endpoint.socket, &address, &parts, &mut none, flags);
-        if let Err(error) = sent {
+        let link = &to.link;
+        if matches!(link.via, Via::Nobody) {
+            return;
+        }
+        let wake = || match link.via {
+            Via::Local => signal(&self.process.kick),
+            _ => link.kick(),
+        };
+        if let Err(error) = endpoint.send(&to, [&header.encode(), payload], wake) {
             // A full queue, or nobody there: that is what unreliable means.
             tracing::debug!(qpn, %error, "a datagram is lost");
             return;
@@ -291,7 +340,13 @@ impl Qp {
         header.route.sgid = gid_of(from);
         bytes[..HEADER].copy_from_slice(&header.encode());
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        if rustix::net::sendto(&endpoint.socket, bytes, flags, &address).is_ok() {
+        let send = || rustix::net::sendto(&endpoint.socket, bytes, flags, &address);
+        let mut sent = send();
+        if sent == Err(Errno::AGAIN) {
+            self.receive(true);
+            sent = send();
+        }
+        if sent.is_ok() {
             let sent = &self.mailbox().datagrams;
             sent.fetch_add(1, Ordering::Release);
             self.recv_cq.notify(self, header.flags & SOLICITED != 0);

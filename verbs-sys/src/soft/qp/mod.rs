@@ -471,6 +471,9 @@ impl Qp {
     pub(super) fn serve(&self) -> bool {
         self.send_cq.count_if_due();
         self.recv_cq.count_if_due();
+        if self.datagrams.is_some() && self.recv_can_progress() {
+            self.receive(true);
+        }
         let Some(link) = self.shared_link() else {
             return false;
         };
