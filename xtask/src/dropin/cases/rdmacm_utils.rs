@@ -23,7 +23,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(ucmatose(arguments));
     }
     cases.push(ucmatose(&["-c", "8", "-C", "20"]).between_hosts());
-    for arguments in [&["-c", "8", "-C", "10"][..], &["-P", "ipoib"]] {
+    for arguments in [&["-c", "8", "-C", "100"][..], &["-P", "ipoib"]] {
         cases.push(udaddy(arguments));
     }
     cases.push(udaddy(&["-c", "8", "-C", "20"]).between_hosts());
