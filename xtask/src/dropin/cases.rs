@@ -2,6 +2,7 @@
 
 mod ibverbs_utils;
 mod libfabric;
+mod librdmacm_dev;
 pub mod pyverbs;
 mod rdmacm_utils;
 
@@ -13,6 +14,7 @@ pub fn all() -> Vec<Case> {
         ibverbs_utils::cases(),
         pyverbs::cases(),
         rdmacm_utils::cases(),
+        librdmacm_dev::cases(),
         libfabric::cases(),
     ]
     .concat()

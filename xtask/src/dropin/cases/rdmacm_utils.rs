@@ -14,6 +14,7 @@ pub fn cases() -> Vec<Case> {
     // Its own queue pair, for which it asks how to bring it to each state.
     cases.push(rping(&["-q", "-v", "-V", "-C", "10"]));
     cases.push(rping(&["-v", "-V", "-C", "10"]).between_hosts());
+    cases.push(persistent_rping());
     for arguments in [
         &["-c", "16", "-C", "50", "-S", "3000"][..],
         &["-P", "ib", "-c", "4"],
@@ -37,6 +38,15 @@ fn rping(arguments: &[&str]) -> Case {
     let client = ["-c", "-a", ADDRESS, "-p", PORT];
     Case::sides(PACKAGE, "rping", arguments, [&server, &client])
         .holds(Holds::Says("ping data: rdma-ping-9: "))
+}
+
+/// With a server that goes on, and has a thread for each client. The client's status tells whether its pings were right.
+fn persistent_rping() -> Case {
+    let server = ["-P", "-s", "-a", ADDRESS, "-p", PORT];
+    let client = ["-c", "-a", ADDRESS, "-p", PORT];
+    Case::sides(PACKAGE, "rping", &["-V", "-C", "10"], [&server, &client])
+        .named("rping -P -V -C 10")
+        .server_stays()
 }
 
 fn ucmatose(arguments: &[&str]) -> Case {
