@@ -210,6 +210,12 @@ impl Cq {
     /// ibv_req_notify_cq(3). Whoever publishes a completion after this looks at the armed word
     /// behind a fence, so either it fires, or the poll that must follow the arming finds it.
     pub(super) fn req_notify(&self, solicited_only: bool) {
+        let mut polled = self.polled.lock();
+        // What has come before makes no event, whoever takes it first.
+        self.take_in(&mut polled);
+        for member in polled.visited() {
+            member.qp.let_others_tell();
+        }
         let armed = &self.cq_bell().armed;
         let wanted = if solicited_only {
             ARMED_SOLICITED
@@ -219,12 +225,12 @@ impl Cq {
         // The wider of two requests holds.
         armed.fetch_max(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let mut polled = self.polled.lock();
         polled.visit_everybody();
         if polled.is_waiting() {
             self.process.nudge_later();
             for member in &polled.members {
                 member.qp.watch_stream();
+                member.qp.hurry();
             }
         }
     }

@@ -55,6 +55,25 @@ scripts! {
         ends.b.expect(link.b, Queue::Recv, 2, WcStatus::Success);
     }
 
+    /// Nor does one that a poll behind the event finds.
+    fn a_completion_is_told_of_once(ends: &mut Ends) {
+        for one_cq in [false, true] {
+            let setup = QpSetup { one_cq, ..QpSetup::default() };
+            let link = ends.link_with(setup, setup);
+            for id in 0..10 {
+                ends.b.post_recv(link.b, &[Recv::new(id, &[link.b_mem.sge(0, 64)])]);
+                ends.a.arm(link.a, Queue::Send, false);
+                ends.a.assert_idle(link.a, Queue::Send);
+                ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 64)]).id(id)]);
+                ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+                assert_eq!(ends.a.wait_event(), (link.a.num, Queue::Send));
+                ends.a.arm(link.a, Queue::Send, false);
+                ends.a.expect(link.a, Queue::Send, id, WcStatus::Success);
+                ends.a.assert_no_event();
+            }
+        }
+    }
+
     /// A sleeping receiver is woken, and so is the sender that waits for it.
     fn sleepers_are_woken(ends: &mut Ends) {
         let link = ends.link();

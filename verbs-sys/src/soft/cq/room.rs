@@ -103,15 +103,22 @@ impl Cq {
         }
     }
 
+    /// Makes completions of what has come.
+    pub(super) fn take_in(&self, polled: &mut Polled) {
+        self.answer_calls(polled);
+        for member in polled.visited() {
+            if member.qp.advance(member.sends, member.receives) {
+                self.notify(&member.qp, false);
+            }
+        }
+    }
+
     /// Before a poll of a queue that is not ample. An error if the queue cannot be used.
     #[cold]
     pub(super) fn admit(&self, polled: &mut Polled) -> Result<(), Errno> {
         if polled.room == Room::Scarce {
             // What is under way arrives before it is counted, as it would on a wire.
-            self.answer_calls(polled);
-            for member in polled.visited() {
-                member.qp.advance(member.sends, member.receives, false);
-            }
+            self.take_in(polled);
             self.watch.is_due.swap(false, Ordering::AcqRel);
             // Whoever has something that is not due any more has called before.
             self.answer_calls(polled);

@@ -410,9 +410,12 @@ impl Qp {
                 return filled;
             }
         }
-        self.advance(sends, receives, false);
+        let untold = self.advance(sends, receives);
         if sends {
             filled += self.sq.harvest(&mut wcs[filled..], self.qpn);
+            if untold && filled == wcs.len() && self.sq.waiting() > 0 {
+                self.send_cq.notify(self, false);
+            }
         }
         if receives {
             let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
@@ -421,15 +424,22 @@ impl Qp {
         filled
     }
 
-    /// Takes what has come. `notify` is as in [`receive`](Self::receive).
+    /// Takes what has come, in a poll, which nobody has to be woken for. Whether sends have ended that nobody is
+    /// told of: those that the poll does not hand out are its caller's to tell of.
     #[inline(always)]
-    pub(super) fn advance(&self, sends: bool, receives: bool, notify: bool) {
+    pub(super) fn advance(&self, sends: bool, receives: bool) -> bool {
         // Messages bring acknowledgements with them.
         if receives && self.recv_can_progress() {
-            self.receive(notify);
+            self.receive(false);
         }
-        if sends && self.send_can_progress() {
-            self.progress_send();
+        sends && self.send_can_progress() && self.poll_sends()
+    }
+
+    /// Waits for another thread that is making completions, until it has told of them.
+    pub(super) fn let_others_tell(&self) {
+        let info = self.info();
+        for word in [&info.rq_epoch.0, self.send_epoch()] {
+            let _ = epoch::quiesce(word, || false);
         }
     }
 

@@ -6,7 +6,7 @@ use super::super::access::{self, Cursor, Direction, Place, Trouble};
 use super::super::stream::is_answered;
 use super::super::{MAX_MESSAGE, Qp};
 use super::window::is_about_window;
-use super::{Bell, Request, Step, success, total};
+use super::{Bell, OWNER_POLLS, Request, Step, success, total};
 use crate::copy;
 use crate::ffi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
@@ -337,10 +337,14 @@ impl Qp {
         kind: Kind,
         operands: [u64; 2],
     ) -> Step {
-        self.send_record(link, posted, kind, OPERANDS, 0, |ring, at| {
+        let step = self.send_record(link, posted, kind, OPERANDS, 0, |ring, at| {
             // SAFETY: the record was reserved for these two words.
             unsafe { ring.write(at, 0, operands.as_ptr().cast(), OPERANDS) };
-        })
+        });
+        if let Step::Sent(_) = step {
+            self.requester.hurry.store(OWNER_POLLS, Ordering::Relaxed);
+        }
+        step
     }
 
     /// Writes what an atomic found into the request's buffer.

@@ -31,6 +31,10 @@ use crate::soft::ah::{Ah, Route};
 /// second.
 const MAX_SILENCE_NS: u64 = 500_000_000;
 
+/// So many fruitless polls after a one-sided request that only the owner of the memory can execute, its process is
+/// asked to: its program takes no part in such a request, and may not poll. If it does poll, it has been faster.
+const OWNER_POLLS: u32 = 64;
+
 /// What the requester remembers of its connection; guarded by the send lock.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -47,6 +51,8 @@ pub(super) struct State {
     pub(in crate::soft::qp) waiting_since: Guarded64,
     /// Nonzero while the oldest message in flight is an atomic whose result must be fetched.
     atomic: Guarded32,
+    /// Fruitless polls until the owner of the memory is asked to execute what is in flight; 0: it need not be.
+    hurry: Guarded32,
     /// The oldest unfinished request when the upkeep thread last looked, plus one.
     stalled: Guarded32,
     /// An arena that could not be mapped.
@@ -70,6 +76,7 @@ impl State {
             &self.acked,
             &self.heard,
             &self.atomic,
+            &self.hurry,
             &self.stalled,
             &self.unmappable,
             &self.announces_drained,
@@ -97,6 +104,16 @@ impl State {
             patience => patience,
         };
         now.saturating_sub(since) > patience
+    }
+
+    /// A poll has found nothing. Whether it is time to ask the owner of the memory.
+    #[inline]
+    pub(in crate::soft::qp) fn shall_hurry(&self) -> bool {
+        let left = self.hurry.load(Ordering::Relaxed);
+        if left != 0 {
+            self.hurry.store(left - 1, Ordering::Relaxed);
+        }
+        left == 1
     }
 
     /// Whether the oldest unfinished request is the one of the last look.
@@ -188,6 +205,8 @@ struct Owed {
     local: bool,
     /// A completion became visible.
     completed: bool,
+    /// One did, and nobody was told of it.
+    untold: bool,
     failed: bool,
     map: Option<u32>,
     /// A connection for our requests must be made.

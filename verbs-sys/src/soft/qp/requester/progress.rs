@@ -25,6 +25,9 @@ impl Qp {
         }
         let mailbox = self.mailbox();
         let (executed, _) = self.acknowledged();
+        if self.requester.shall_hurry() {
+            self.hurry_owner();
+        }
         executed != self.requester.acked.load(Ordering::Relaxed)
             || mailbox.nak.load(Ordering::Relaxed) != 0
             || self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed)
@@ -32,13 +35,38 @@ impl Qp {
             || self.streams.is_active()
     }
 
+    /// The application may not poll before it is told: the owner of the memory is asked at once, if a request needs
+    /// it.
+    pub(in crate::soft) fn hurry(&self) {
+        if self.waits() && self.requester.hurry.swap(0, Ordering::Relaxed) != 0 {
+            self.hurry_owner();
+        }
+    }
+
+    #[cold]
+    fn hurry_owner(&self) {
+        if let Some(link) = self.shared_link() {
+            link.kick();
+        }
+    }
+
     /// Takes acknowledgements and executes what waited for them.
     pub(in crate::soft::qp) fn progress_send(&self) {
-        let mut owed = self.advance_sends();
+        let mut owed = self.advance_sends(true);
         self.settle(&mut owed);
     }
 
-    fn advance_sends(&self) -> Owed {
+    /// As [`progress_send`](Self::progress_send). Whether requests have succeeded whose completions nobody is told
+    /// of: a poll that hands them out makes no event.
+    pub(in crate::soft::qp) fn poll_sends(&self) -> bool {
+        let mut owed = self.advance_sends(false);
+        let untold = std::mem::take(&mut owed.untold);
+        self.settle(&mut owed);
+        untold
+    }
+
+    /// `notify`: the caller is not a poll, so whoever sleeps must be woken.
+    fn advance_sends(&self, notify: bool) -> Owed {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         self.lock_sends();
@@ -56,6 +84,9 @@ impl Qp {
             self.lose_peer(status, &mut owed);
         } else if self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed) {
             self.run_backlog(&mut owed, &mut bell);
+        }
+        if !notify && !owed.failed {
+            owed.untold = std::mem::take(&mut owed.completed);
         }
         self.finish_burst(&mut owed, &bell);
         self.unlock_sends();
@@ -101,6 +132,7 @@ impl Qp {
         requester.acked.store(acked, Ordering::Relaxed);
         requester.consumed.store(consumed, Ordering::Relaxed);
         if newly > 0 {
+            requester.hurry.store(0, Ordering::Relaxed);
             if requester.atomic.swap(0, Ordering::Relaxed) != 0 {
                 self.take_atomic_result(done);
             }
@@ -270,6 +302,7 @@ impl Qp {
             if self.send_cq.is_armed() {
                 // We may be about to sleep, and the peer's program may never look.
                 self.process.nudge_later();
+                self.hurry();
             }
         }
         if owed.completed {
@@ -315,7 +348,7 @@ impl Qp {
             }
             let again = owed.map.is_some() || (!owed.dial && self.send_can_progress());
             owed = if again {
-                self.advance_sends()
+                self.advance_sends(true)
             } else {
                 Owed::default()
             };

@@ -155,6 +155,18 @@ fn a_chain_is_no_longer_epoch_than_a_request() {
     assert!(kept >= LENGTH, "{kept} epochs of requests that were kept");
 }
 
+/// Only polls count, and a request is asked for once.
+#[test]
+fn an_owner_is_asked_once() {
+    let state = super::State::default();
+    assert!((0..10).all(|_| !state.shall_hurry()));
+    state
+        .hurry
+        .store(super::OWNER_POLLS, std::sync::atomic::Ordering::Relaxed);
+    let asked = (1..=3 * super::OWNER_POLLS).filter(|_| state.shall_hurry());
+    assert_eq!(asked.collect::<Vec<_>>(), [super::OWNER_POLLS]);
+}
+
 /// Lists of so many elements are none, also where requests have none at all.
 #[test]
 fn a_list_of_less_than_nothing_is_refused() {

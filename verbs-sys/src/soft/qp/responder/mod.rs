@@ -203,9 +203,9 @@ impl Qp {
     pub(super) fn progress_recv(&self, notify: bool) -> bool {
         let mut answered = false;
         let mut solicited = false;
-        let before = self.rq.done.load(Ordering::Relaxed);
         loop {
             epoch::lock(&self.info().rq_epoch.0);
+            let before = self.rq.done.load(Ordering::Relaxed);
             let was_connected = state::is_connected(self.state());
             let mut after = match &self.datagrams {
                 Some(endpoint) => {
@@ -225,6 +225,10 @@ impl Qp {
             if failed {
                 self.flush_posted_recvs();
                 solicited = true;
+            }
+            if notify && self.rq.done.load(Ordering::Relaxed) != before {
+                // Under the lock, so that who arms the queue meanwhile can wait for it.
+                self.recv_cq.notify(self, std::mem::take(&mut solicited));
             }
             epoch::unlock(&self.info().rq_epoch.0);
             if self.streams.is_peer_awaited() {
@@ -258,9 +262,6 @@ impl Qp {
                 }
                 None => self.responder.unmappable.store(arena, Ordering::Relaxed),
             }
-        }
-        if notify && self.rq.done.load(Ordering::Relaxed) != before {
-            self.recv_cq.notify(self, solicited);
         }
         answered
     }
