@@ -271,7 +271,8 @@ pub unsafe fn drop_event(id: *mut rdma_cm_id) {
     }
 }
 
-/// Of a synchronous identifier, waits for the event of what was begun.
+/// Of a synchronous identifier, waits for the event of what was begun. Another may be gone already: once it was begun, any
+/// thread may have got its event.
 ///
 /// # Errors
 ///
@@ -279,11 +280,17 @@ pub unsafe fn drop_event(id: *mut rdma_cm_id) {
 ///
 /// # Safety
 ///
-/// The identifier is alive.
+/// The identifier is alive, if it is a synchronous one.
 pub unsafe fn complete(id: *mut rdma_cm_id, key: Key) -> Result<(), Errno> {
-    if !Shared::get().lock().endpoint(key)?.synchronous {
+    let begun = Shared::get().lock();
+    if !begun
+        .endpoints
+        .get(&key)
+        .is_some_and(|endpoint| endpoint.synchronous)
+    {
         return Ok(());
     }
+    drop(begun);
     // SAFETY: by the caller's promise, and the channel is the identifier's own.
     let event = unsafe {
         drop_event(id);

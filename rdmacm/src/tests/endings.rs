@@ -317,3 +317,14 @@ fn events_of_what_is_destroyed_do_not_come() {
     assert_eq!(result(code), Err(Errno::AGAIN));
     assert_eq!(REJ_CONSUMER_DEFINED, 28);
 }
+
+#[test]
+fn what_another_thread_has_destroyed_was_begun() {
+    let channel = Channel::new();
+    let id = channel.id(RDMA_PS_TCP);
+    let key = id.key();
+    drop(id);
+    // SAFETY: none is followed, as it is not a synchronous one.
+    let completed = unsafe { crate::deliver::complete(std::ptr::null_mut(), key) };
+    assert_eq!(completed, Ok(()));
+}

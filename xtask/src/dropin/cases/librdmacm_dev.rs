@@ -4,7 +4,8 @@ use super::super::case::{ADDRESS, Case, Holds, PORT};
 
 const PACKAGE: &str = "librdmacm-dev";
 
-/// Connections by the thousand, which leave nothing behind; and every way in which one does not come about, or ends.
+/// Connections by the thousand, which leave nothing behind; every way in which one does not come about, or ends; peers
+/// that die at each moment of it; and many threads.
 pub fn cases() -> Vec<Case> {
     let side = |who| [who, ADDRESS, PORT, "1000"];
     let (server, client) = (side("server"), side("client"));
@@ -12,10 +13,18 @@ pub fn cases() -> Vec<Case> {
     let cycles = Case::sides(PACKAGE, program, &[], [&server, &client])
         .named("cycles.c 1000")
         .holds(Holds::Says("1000 cycles"));
-    let endings = Case::alone(PACKAGE, "rdmacm/programs/endings.c", &[]);
+    let alone = |program, arguments: &[&str], words| {
+        Case::alone(PACKAGE, program, arguments).holds(Holds::Says(words))
+    };
     vec![
         cycles.clone(),
         cycles.between_hosts(),
-        endings.holds(Holds::Says("every ending")),
+        alone("rdmacm/programs/endings.c", &[], "every ending"),
+        alone("rdmacm/programs/moments.c", &[], "every death"),
+        alone(
+            "rdmacm/programs/threads.c",
+            &["16", "200"],
+            "3200 connections",
+        ),
     ]
 }
