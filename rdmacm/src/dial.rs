@@ -18,8 +18,11 @@ use crate::ports;
 use crate::shared::{Key, State, new_key};
 use crate::socket::{Origin, Role, Socket, origin_of};
 
-/// Until a process whose queue of connections is full is tried again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Until a process whose queue of connections is full is tried again, or where nobody was.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How often one who listens is looked for. On a wire a request takes its time, and programs whose other side begins to
+/// listen while it is under way are not refused there; perftest's `-R` is one.
+const ATTEMPTS: u8 = 10;
 
 /// Where a peer may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,11 @@ enum Target {
 /// An attempt to reach a peer.
 #[derive(Debug)]
 pub struct Dial {
+    /// Attempts that are left.
+    attempts: u8,
+    /// All that are to be tried.
+    places: Vec<Target>,
+    /// Those that are left.
     targets: VecDeque<Target>,
     /// What is to be said first.
     opening: Message,
@@ -52,21 +60,22 @@ impl Dial {
             ],
             IpAddr::V6(v6) => vec![IpAddr::V6(v6), Ipv6Addr::UNSPECIFIED.into()],
         };
-        let targets = names.into_iter();
-        Self {
-            targets: targets
-                .map(|ip| Target::Host(SocketAddr::new(ip, to.port())))
-                .collect(),
-            opening,
-            denied: false,
-        }
+        let names = names.into_iter();
+        let places = names.map(|ip| Target::Host(SocketAddr::new(ip, to.port())));
+        Self::new(places.collect(), opening)
     }
 
     /// Looks for a peer on another host.
     #[must_use]
     pub fn network(to: SocketAddr, opening: Message) -> Self {
+        Self::new(vec![Target::Network(to)], opening)
+    }
+
+    fn new(places: Vec<Target>, opening: Message) -> Self {
         Self {
-            targets: VecDeque::from([Target::Network(to)]),
+            attempts: ATTEMPTS,
+            targets: places.clone().into(),
+            places,
             opening,
             denied: false,
         }
@@ -76,11 +85,17 @@ impl Dial {
 impl State {
     /// Begins to connect an identifier.
     pub fn start_dial(&mut self, key: Key, dial: Dial) {
-        if let Some(endpoint) = self.endpoints.get_mut(&key) {
-            endpoint.dial = Some(dial);
-            self.set_timer(key, Instant::now() + PATIENCE);
-            self.dial(key);
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        endpoint.dial = Some(dial);
+        // Without the thread no time comes.
+        if let Err(error) = self.engine() {
+            self.unreachable(key, error);
+            return;
         }
+        self.set_timer(key, Instant::now() + PATIENCE);
+        self.dial(key);
     }
 
     /// Tries where the peer may be, until it is found, or it takes time.
@@ -91,6 +106,12 @@ impl State {
                 return;
             };
             let outcome = match dial.targets.front().copied() {
+                None if !dial.denied && dial.attempts > 1 => {
+                    dial.attempts -= 1;
+                    dial.targets = dial.places.clone().into();
+                    self.dial_later(key);
+                    return;
+                }
                 None if !dial.denied => {
                     self.nobody_listens(key);
                     return;
@@ -115,6 +136,15 @@ impl State {
                     return;
                 }
             }
+        }
+    }
+
+    fn dial_later(&mut self, key: Key) {
+        let pause = new_key();
+        if let Some(endpoint) = self.endpoints.get_mut(&key) {
+            endpoint.socket = Some(pause);
+            self.sockets.insert(pause, Socket::Pause { endpoint: key });
+            self.set_timer(pause, Instant::now() + PAUSE);
         }
     }
 
@@ -145,10 +175,7 @@ impl State {
             Err(Errno::CONNREFUSED) => Ok(false),
             // Its queue is full, and nothing tells when that changes.
             Err(Errno::AGAIN) => {
-                let pause = new_key();
-                self.sockets.insert(pause, Socket::Pause { endpoint: key });
-                self.endpoint(key)?.socket = Some(pause);
-                self.set_timer(pause, Instant::now() + PAUSE);
+                self.dial_later(key);
                 Ok(true)
             }
             Err(error) => Err(error),

@@ -33,7 +33,10 @@ impl State {
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `EAGAIN`: there are too many files, or threads.
     pub fn engine(&mut self) -> Result<&Engine, Errno> {
         if self.engine.is_none() {
-            self.engine = Some(Engine::start()?);
+            let engine = Engine::start()?;
+            // Somebody may have a deadline already.
+            engine.wake_at(self.next_timer());
+            self.engine = Some(engine);
         }
         self.engine.as_ref().ok_or(Errno::NOMEM)
     }
@@ -131,4 +134,20 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: `old` was filled by the call above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
     started
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::timerfd_gettime;
+
+    use super::*;
+
+    #[test]
+    fn deadlines_from_before_the_thread_are_met() {
+        let mut state = State::default();
+        state.set_timer(1, Instant::now() + Duration::from_secs(3600));
+        let engine = state.engine().unwrap();
+        let left = timerfd_gettime(engine.timer).unwrap();
+        assert!(left.it_value.tv_sec > 3000, "{left:?}");
+    }
 }

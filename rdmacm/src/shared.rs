@@ -159,6 +159,11 @@ impl State {
         self.show_timers(before);
     }
 
+    /// The earliest deadline.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
     /// Has whoever's time has come do what it must.
     pub fn run_timers(&mut self) {
         let before = self.timers.next();

@@ -10,8 +10,13 @@ use verbs_sys::ffi::*;
 use super::world::*;
 use crate::abi::*;
 use crate::calls::testing::*;
+use crate::dial::Dial;
+use crate::endpoint::Phase;
 use crate::fake;
-use crate::message::{SIDR_REJECT, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, SIDR_UNSUPPORTED};
+use crate::message::{
+    Message, SIDR_REJECT, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, SIDR_UNSUPPORTED, Service,
+};
+use crate::shared::Shared;
 
 #[test]
 fn a_datagram_service_is_looked_up() {
@@ -258,4 +263,33 @@ fn names_are_resolved() {
     // SAFETY: null pointers, and a place for the result.
     let code = unsafe { rdma_getaddrinfo(ptr::null(), ptr::null(), ptr::null(), &mut info) };
     assert_eq!(code, libc::EAI_NONAME);
+}
+
+#[test]
+fn who_begins_to_listen_meanwhile_is_found() {
+    let (asking, listening) = (Channel::new(), Channel::new());
+    let late = listening.id(RDMA_PS_UDP);
+    late.bind("127.0.0.1:0").unwrap();
+    let active = asking.id(RDMA_PS_UDP);
+    active.resolve(late.local()).unwrap();
+    asking.expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    let service = Service {
+        port_space: RDMA_PS_UDP as u16,
+        from: active.local(),
+        to: late.local(),
+    };
+    let private = b"early".to_vec();
+    // Under one lock, so that the thread looks again when somebody listens.
+    let mut state = Shared::get().lock();
+    state.endpoint(active.key()).unwrap().phase = Phase::Connecting;
+    let dial = Dial::host(late.local(), Message::Lookup { service, private });
+    state.start_dial(active.key(), dial);
+    state.listen(late.key(), 0).unwrap();
+    drop(state);
+    let request = listening.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert!(request.private().starts_with(b"early"));
+    let passive = request.id();
+    drop(request);
+    passive.reject(b"").unwrap();
+    asking.expect(RDMA_CM_EVENT_UNREACHABLE);
 }
