@@ -5,7 +5,7 @@ use super::super::case::{ADDRESS, Case, Holds, PORT};
 const PACKAGE: &str = "librdmacm-dev";
 
 /// Connections by the thousand, which leave nothing behind; every way in which one does not come about, or ends; peers
-/// that die at each moment of it; and many threads.
+/// that die at each moment of it; many threads; forked children; and calls in any order.
 pub fn cases() -> Vec<Case> {
     let side = |who| [who, ADDRESS, PORT, "1000"];
     let (server, client) = (side("server"), side("client"));
