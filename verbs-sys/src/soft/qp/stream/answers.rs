@@ -11,8 +11,8 @@ use crate::soft::link::stream::payload::AtomicResponse;
 use crate::soft::link::stream::socket::{Filled, Socket};
 use crate::soft::link::stream::terminate::Terminate;
 
-/// Frames taken under one hold of the lock.
-const BURST: usize = 64;
+/// How often the socket is read under one hold of the lock.
+const BURST: usize = 16;
 
 /// Why nothing more is taken.
 enum End {
@@ -59,16 +59,19 @@ impl Qp {
 
     /// `None`: the connection goes on.
     fn hear(&self, out: &mut Outbound, socket: &mut Socket) -> Option<End> {
-        let mut all = false;
-        for _ in 0..BURST {
+        let (mut all, mut reads) = (false, 0);
+        loop {
+            // Frames that were read are all taken: the socket makes no event for them.
             let (header, payload, taken) = match socket.input.next(socket.crc) {
                 Ok(Some(frame)) => frame,
                 // Of a frame that has begun the rest is on its way.
                 Ok(None) if all && socket.input.is_empty() => return None,
+                Ok(None) if reads == BURST => return None,
                 Ok(None) => match socket.input.fill(&socket.fd) {
                     filled @ (Filled::Some | Filled::All) => {
                         out.heard_ns = now_ns();
                         all = filled == Filled::All;
+                        reads += 1;
                         continue;
                     }
                     Filled::Nothing => return None,
@@ -84,7 +87,6 @@ impl Qp {
             }
             socket.input.consume(taken);
         }
-        None
     }
 
     fn take_answer(&self, out: &mut Outbound, header: &Header, payload: &[u8]) -> Result<(), End> {

@@ -76,9 +76,12 @@ pub(super) struct Reading {
 }
 
 /// How a burst ended.
+#[derive(Clone, Copy)]
 enum Pause {
-    /// Nothing more is there, or the answers must go out first.
+    /// Nothing more is there.
     Quiet,
+    /// The answers must go out first.
+    Blocked,
     /// The application must do something first.
     Stalled,
     /// There may be more.
@@ -87,6 +90,33 @@ enum Pause {
     Refused(Terminate, Option<ibv_event_type>),
     /// Out of receives for as long as its requester repeats.
     NotReady,
+}
+
+/// What brings the responder back to a connection that stays; always something does.
+#[derive(Debug, PartialEq, Eq)]
+struct Next {
+    /// There may be more already: nothing is waited for.
+    goes_on: bool,
+    /// More comes.
+    reads: bool,
+    /// The kernel takes more.
+    sends: bool,
+    /// The application does something.
+    stalls: bool,
+}
+
+impl Next {
+    /// After a burst that ended so, and left so many bytes that the kernel has not taken.
+    fn after(pause: Pause, unsent: usize) -> Self {
+        let sends = unsent > 0;
+        Self {
+            // What it was blocked by may have gone out after all, and what came with it is here already.
+            goes_on: matches!(pause, Pause::More) || matches!(pause, Pause::Blocked) && !sends,
+            reads: matches!(pause, Pause::Quiet) && !sends,
+            sends,
+            stalls: matches!(pause, Pause::Stalled),
+        }
+    }
 }
 
 impl Inbound {
@@ -218,20 +248,17 @@ impl Qp {
             }
             return false;
         }
-        let stalled = matches!(pause, Pause::Stalled);
-        self.streams.stalled.store(stalled, Ordering::Relaxed);
-        let more = matches!(pause, Pause::More);
-        let sends = inbound.socket.output.pending() > 0;
-        let reads = !stalled && !more && inbound.reading.is_none() && !sends;
-        if reads || sends {
+        let next = Next::after(pause, inbound.socket.output.pending());
+        self.streams.stalled.store(next.stalls, Ordering::Relaxed);
+        if next.reads || next.sends {
             self.process.running_streams().watch_inbound(
                 self.qpn,
                 &inbound.socket.fd,
-                reads,
-                sends,
+                next.reads,
+                next.sends,
             );
         }
-        more
+        next.goes_on
     }
 
     fn take_frames(&self, inbound: &mut Inbound, solicited: &mut bool) -> Pause {
@@ -245,7 +272,7 @@ impl Qp {
                 return Pause::Ended;
             }
             if inbound.socket.output.pending() > ENOUGH {
-                return Pause::Quiet;
+                return Pause::Blocked;
             }
             if inbound.reading.is_some() {
                 bytes += SEGMENT;
@@ -412,5 +439,31 @@ impl Inbound {
         socket
             .output
             .frame(&header, &terminate.encode(), socket.crc);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_never_left_alone() {
+        let pauses = [Pause::Quiet, Pause::Blocked, Pause::Stalled, Pause::More];
+        for (pause, unsent) in pauses
+            .into_iter()
+            .flat_map(|pause| [(pause, 0), (pause, 1)])
+        {
+            let next = Next::after(pause, unsent);
+            assert!(next.goes_on || next.reads || next.sends || next.stalls);
+            assert_eq!(next.sends, unsent > 0, "what is left must go out");
+            // Bytes that were read already bring no event of the socket.
+            assert_eq!(next.reads, matches!(pause, Pause::Quiet) && unsent == 0);
+        }
+    }
+
+    #[test]
+    fn answers_that_went_out_late_block_nobody() {
+        assert!(Next::after(Pause::Blocked, 0).goes_on);
+        assert!(!Next::after(Pause::Blocked, 1).goes_on);
     }
 }
