@@ -13,18 +13,21 @@ pub fn cases() -> Vec<Case> {
     let cycles = Case::sides(PACKAGE, program, &[], [&server, &client])
         .named("cycles.c 1000")
         .holds(Holds::Says("1000 cycles"));
-    let alone = |program, arguments: &[&str], words| {
-        Case::alone(PACKAGE, program, arguments).holds(Holds::Says(words))
-    };
-    vec![
-        cycles.clone(),
-        cycles.between_hosts(),
-        alone("rdmacm/programs/endings.c", &[], "every ending"),
-        alone("rdmacm/programs/moments.c", &[], "every death"),
-        alone(
-            "rdmacm/programs/threads.c",
-            &["16", "200"],
-            "3200 connections",
+    let alone = [
+        ("rdmacm/programs/endings.c", &[][..], "every ending"),
+        ("rdmacm/programs/moments.c", &[], "every death"),
+        ("rdmacm/programs/threads.c", &["16", "200"], "3200 "),
+        ("rdmacm/programs/forks.c", &[], "children and parents"),
+        (
+            "rdmacm/programs/chaos.c",
+            &["1", "30000"],
+            "nothing is left",
         ),
     ]
+    .map(|(program, arguments, words)| {
+        Case::alone(PACKAGE, program, arguments).holds(Holds::Says(words))
+    });
+    let mut cases = vec![cycles.clone(), cycles.between_hosts()];
+    cases.extend(alone);
+    cases
 }
