@@ -73,6 +73,8 @@ pub struct Options {
     pub tos: u8,
     /// Encoded timeout, where set.
     pub ack_timeout: Option<u8>,
+    /// The address can be another's, too, who says so.
+    pub shares_address: bool,
     /// An unspecified IPv6 address does not stand for IPv4 addresses.
     pub v6_only: bool,
 }
@@ -106,7 +108,7 @@ pub struct Endpoint {
     pub place: Option<Place>,
     /// The peer's GID.
     pub dgid: [u8; 16],
-    /// The name that stands for the own address.
+    /// The name that stands for the own address, unless another has it who shares that.
     pub claim: Option<Mine>,
     /// Connection to the peer's connection manager; where it listens, the socket of this host.
     pub socket: Option<Key>,

@@ -39,14 +39,22 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `EINVAL` where it is not bound, and what the kernel says.
+    /// `EINVAL` where it is not bound, `EADDRINUSE` where others share the address, and what the kernel says.
     pub fn listen(&mut self, key: Key, backlog: i32) -> Result<(), Errno> {
+        self.engine()?;
         let endpoint = self.endpoint(key)?;
         let (Phase::Bound, Some(local)) = (endpoint.phase, endpoint.local) else {
             return Err(Errno::INVAL);
         };
-        let v6_only = endpoint.options.v6_only;
-        let claim = endpoint.claim.take().ok_or(Errno::INVAL)?;
+        let (space, v6_only) = (endpoint.space, endpoint.options.v6_only);
+        let claim = endpoint.claim.take();
+        let claim = match self.ports.own(space, local, key, claim) {
+            Ok(claim) => claim,
+            Err((error, claim)) => {
+                self.endpoint(key)?.claim = claim;
+                return Err(error);
+            }
+        };
         let remote = network::listen_address(local, network::reach());
         let remote = match remote.map(|at| network::listen(at, v6_only)).transpose() {
             Ok(remote) => remote,

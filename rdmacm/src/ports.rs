@@ -20,7 +20,25 @@ const EPHEMERAL: std::ops::Range<u16> = 32_768..60_999;
 /// Ports in use in this process.
 #[derive(Debug, Default)]
 pub struct Ports {
-    used: HashMap<(rdma_port_space, u16), Vec<(IpAddr, Key)>>,
+    used: HashMap<(rdma_port_space, u16), Vec<Owner>>,
+}
+
+/// An identifier that has a port.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    ip: IpAddr,
+    key: Key,
+    /// Whether others that say so, too, may have the same; `RDMA_OPTION_ID_REUSEADDR`.
+    shares: bool,
+}
+
+impl Owner {
+    /// Whether it stands for some address that another does.
+    fn overlaps(&self, ip: IpAddr) -> bool {
+        self.ip == ip
+            || (self.ip.is_ipv4() == ip.is_ipv4()
+                && (self.ip.is_unspecified() || ip.is_unspecified()))
+    }
 }
 
 /// The abstract name that stands for an address.
@@ -52,7 +70,8 @@ pub fn socket() -> Result<Mine, Errno> {
 }
 
 impl Ports {
-    /// Takes an address for an identifier, and its name on this host: where the port is 0, a free one.
+    /// Takes an address for an identifier, and its name on this host: where the port is 0, a free one. The name is another's
+    /// where both share the address.
     ///
     /// # Errors
     ///
@@ -62,18 +81,19 @@ impl Ports {
         space: rdma_port_space,
         address: SocketAddr,
         key: Key,
-    ) -> Result<(SocketAddr, Mine), Errno> {
+        shares: bool,
+    ) -> Result<(SocketAddr, Option<Mine>), Errno> {
         if address.port() != 0 {
-            let socket = self.bind(space, address)?;
-            self.note(space, address, key);
+            let socket = self.bind(space, address, key, shares)?;
+            self.note(space, address, key, shares);
             return Ok((address, socket));
         }
         for port in ephemeral() {
             let mut address = address;
             address.set_port(port);
-            match self.bind(space, address) {
+            match self.bind(space, address, key, false) {
                 Ok(socket) => {
-                    self.note(space, address, key);
+                    self.note(space, address, key, shares);
                     return Ok((address, socket));
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -81,6 +101,36 @@ impl Ports {
             }
         }
         Err(Errno::ADDRNOTAVAIL)
+    }
+
+    /// Takes an address that was claimed for its owner alone, who is going to listen; and the name, unless it has that.
+    ///
+    /// # Errors
+    ///
+    /// `EADDRINUSE`: it is shared.
+    pub fn own(
+        &mut self,
+        space: rdma_port_space,
+        address: SocketAddr,
+        key: Key,
+        name: Option<Mine>,
+    ) -> Result<Mine, (Errno, Option<Mine>)> {
+        if let Err(error) = self.check(space, address, key, false) {
+            return Err((error, name));
+        }
+        let name = match name {
+            Some(name) => name,
+            None => bind_name(space, address).map_err(|error| (error, None))?,
+        };
+        let owners = self.used.get_mut(&(space, address.port()));
+        for owner in owners
+            .into_iter()
+            .flatten()
+            .filter(|owner| owner.key == key)
+        {
+            owner.shares = false;
+        }
+        Ok(name)
     }
 
     /// Takes a port for one who never listens: no other process need know of it.
@@ -96,40 +146,71 @@ impl Ports {
     ) -> Result<SocketAddr, Errno> {
         let free = ephemeral().find(|port| !self.used.contains_key(&(space, *port)));
         address.set_port(free.ok_or(Errno::ADDRNOTAVAIL)?);
-        self.note(space, address, key);
+        self.note(space, address, key, false);
         Ok(address)
     }
 
     /// Gives an identifier's port back.
     pub fn release(&mut self, space: rdma_port_space, port: u16, key: Key) {
         if let Some(owners) = self.used.get_mut(&(space, port)) {
-            owners.retain(|(_, owner)| *owner != key);
+            owners.retain(|owner| owner.key != key);
             if owners.is_empty() {
                 self.used.remove(&(space, port));
             }
         }
     }
 
-    fn note(&mut self, space: rdma_port_space, address: SocketAddr, key: Key) {
+    fn note(&mut self, space: rdma_port_space, address: SocketAddr, key: Key, shares: bool) {
         let owners = self.used.entry((space, address.port())).or_default();
-        owners.push((address.ip().to_canonical(), key));
+        let ip = address.ip().to_canonical();
+        owners.push(Owner { ip, key, shares });
     }
 
-    fn bind(&self, space: rdma_port_space, address: SocketAddr) -> Result<Mine, Errno> {
+    /// Whether others have an address, with whom an identifier may share it.
+    ///
+    /// # Errors
+    ///
+    /// `EADDRINUSE`: it may not.
+    fn check(
+        &self,
+        space: rdma_port_space,
+        address: SocketAddr,
+        key: Key,
+        shares: bool,
+    ) -> Result<bool, Errno> {
         let ip = address.ip().to_canonical();
         let owners = self.used.get(&(space, address.port()));
-        let in_the_way = |other: &IpAddr| {
-            *other == ip
-                || (other.is_ipv4() == ip.is_ipv4()
-                    && (other.is_unspecified() || ip.is_unspecified()))
+        let others = owners.into_iter().flatten();
+        let mut others = others.filter(|owner| owner.key != key && owner.overlaps(ip));
+        let Some(first) = others.next() else {
+            return Ok(false);
         };
-        if owners.is_some_and(|owners| owners.iter().any(|(other, _)| in_the_way(other))) {
-            return Err(Errno::ADDRINUSE);
+        if shares && first.shares && others.all(|owner| owner.shares) {
+            Ok(true)
+        } else {
+            Err(Errno::ADDRINUSE)
         }
-        let socket = socket()?;
-        rustix::net::bind(&socket, &name(space, address)?)?;
-        Ok(socket)
     }
+
+    fn bind(
+        &self,
+        space: rdma_port_space,
+        address: SocketAddr,
+        key: Key,
+        shares: bool,
+    ) -> Result<Option<Mine>, Errno> {
+        let is_shared = self.check(space, address, key, shares)?;
+        match bind_name(space, address) {
+            Err(Errno::ADDRINUSE) if is_shared => Ok(None),
+            other => other.map(Some),
+        }
+    }
+}
+
+fn bind_name(space: rdma_port_space, address: SocketAddr) -> Result<Mine, Errno> {
+    let socket = socket()?;
+    rustix::net::bind(&socket, &name(space, address)?)?;
+    Ok(socket)
 }
 
 /// All ephemeral ports, from a random one on.
@@ -150,31 +231,61 @@ mod tests {
     #[test]
     fn an_address_has_one_owner() {
         let mut ports = Ports::default();
-        let (first, _socket) = ports.claim(RDMA_PS_TCP, address("127.0.0.1:0"), 1).unwrap();
+        let (first, _socket) = ports
+            .claim(RDMA_PS_TCP, address("127.0.0.1:0"), 1, false)
+            .unwrap();
         assert_ne!(first.port(), 0);
         let all = SocketAddr::new(address("0.0.0.0:0").ip(), first.port());
         for taken in [first, all] {
-            let again = ports.claim(RDMA_PS_TCP, taken, 2).map(|(at, _)| at);
+            let again = ports.claim(RDMA_PS_TCP, taken, 2, true).map(|(at, _)| at);
             assert_eq!(again, Err(Errno::ADDRINUSE), "{taken}");
         }
         // Another process sees the name.
         let again = Ports::default()
-            .claim(RDMA_PS_TCP, first, 2)
+            .claim(RDMA_PS_TCP, first, 2, true)
             .map(|(at, _)| at);
         assert_eq!(again, Err(Errno::ADDRINUSE));
         // Other port spaces and other addresses are apart.
-        assert!(ports.claim(RDMA_PS_UDP, first, 3).is_ok());
+        assert!(ports.claim(RDMA_PS_UDP, first, 3, false).is_ok());
         let other = SocketAddr::new(address("127.0.0.2:0").ip(), first.port());
-        assert!(ports.claim(RDMA_PS_TCP, other, 4).is_ok());
+        assert!(ports.claim(RDMA_PS_TCP, other, 4, false).is_ok());
     }
 
     #[test]
     fn a_port_can_be_had_again() {
         let mut ports = Ports::default();
-        let (at, socket) = ports.claim(RDMA_PS_TCP, address("127.0.0.1:0"), 1).unwrap();
+        let (at, socket) = ports
+            .claim(RDMA_PS_TCP, address("127.0.0.1:0"), 1, false)
+            .unwrap();
         ports.release(RDMA_PS_TCP, at.port(), 1);
         drop(socket);
-        assert_eq!(ports.claim(RDMA_PS_TCP, at, 2).map(|(at, _)| at), Ok(at));
+        let again = ports.claim(RDMA_PS_TCP, at, 2, false);
+        assert_eq!(again.map(|(at, _)| at), Ok(at));
+    }
+
+    #[test]
+    fn those_who_do_not_listen_can_share() {
+        let mut ports = Ports::default();
+        let any = address("127.0.0.1:0");
+        let (at, first) = ports.claim(RDMA_PS_TCP, any, 1, true).unwrap();
+        let alone = ports.claim(RDMA_PS_TCP, at, 2, false);
+        assert_eq!(alone.map(|(at, _)| at), Err(Errno::ADDRINUSE));
+        let (_, second) = ports.claim(RDMA_PS_TCP, at, 3, true).unwrap();
+        assert!(first.is_some() && second.is_none());
+        // Neither can listen as long as the other is there.
+        let refused = ports.own(RDMA_PS_TCP, at, 3, second);
+        assert!(matches!(refused, Err((Errno::ADDRINUSE, None))));
+        let refused = ports.own(RDMA_PS_TCP, at, 1, first);
+        let Err((Errno::ADDRINUSE, first)) = refused else {
+            panic!("it is shared");
+        };
+        drop(first);
+        ports.release(RDMA_PS_TCP, at.port(), 1);
+        let name = ports.own(RDMA_PS_TCP, at, 3, None).unwrap();
+        // And nobody shares with who listens.
+        let late = ports.claim(RDMA_PS_TCP, at, 4, true);
+        assert_eq!(late.map(|(at, _)| at), Err(Errno::ADDRINUSE));
+        drop(name);
     }
 
     #[test]

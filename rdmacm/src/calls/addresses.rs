@@ -64,12 +64,12 @@ impl State {
         if endpoint.phase != Phase::Idle {
             return Err(Errno::INVAL);
         }
-        let space = endpoint.space;
-        let (local, claim) = self.ports.claim(space, address, key)?;
+        let (space, shares) = (endpoint.space, endpoint.options.shares_address);
+        let (local, claim) = self.ports.claim(space, address, key, shares)?;
         let endpoint = self.endpoint(key)?;
         endpoint.phase = Phase::Bound;
         endpoint.local = Some(local);
-        endpoint.claim = Some(claim);
+        endpoint.claim = claim;
         endpoint.place = place;
         Ok(())
     }

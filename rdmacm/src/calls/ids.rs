@@ -162,8 +162,7 @@ unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Resu
     Ok(())
 }
 
-/// rdma_set_option(3). Addresses can be shared by any two that do not both listen at one; so
-/// `RDMA_OPTION_ID_REUSEADDR` has nothing to change.
+/// rdma_set_option(3). `RDMA_OPTION_ID_REUSEADDR` is for identifiers of one process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
@@ -204,7 +203,11 @@ unsafe fn set_option(
             }
             endpoint.options.ack_timeout = Some(timeout);
         }
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => {}
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => {
+            // SAFETY: as above; it need not be aligned.
+            let shares = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+            endpoint.options.shares_address = shares;
+        }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => {
             // SAFETY: as above; it need not be aligned.
             endpoint.options.v6_only = unsafe { value.cast::<c_int>().read_unaligned() } != 0;

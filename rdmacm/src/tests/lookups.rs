@@ -266,6 +266,40 @@ fn names_are_resolved() {
 }
 
 #[test]
+fn two_that_say_so_have_the_same_address() {
+    let (channel, listening) = (Channel::new(), Channel::new());
+    let shares = || {
+        let id = channel.id(RDMA_PS_TCP);
+        let (level, option, mut yes) = (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 1);
+        let value = (&raw mut yes).cast();
+        // SAFETY: alive, and four bytes.
+        result(unsafe { rdma_set_option(id.0, level, option, value, 4) }).unwrap();
+        id
+    };
+    let (first, second) = (shares(), shares());
+    first.bind("127.0.0.1:0").unwrap();
+    let address = first.local().to_string();
+    let other = channel.id(RDMA_PS_TCP);
+    assert_eq!(other.bind(&address), Err(Errno::ADDRINUSE));
+    second.bind(&address).unwrap();
+    // SAFETY: alive.
+    let listens = || result(unsafe { rdma_listen(second.0, 1) });
+    assert_eq!(listens(), Err(Errno::ADDRINUSE));
+    // Both can connect from it.
+    let listener = listening.listener(RDMA_PS_TCP, 0);
+    for id in [&first, &second] {
+        id.prepare(&channel, &listener);
+        id.connect(&Param::default()).unwrap();
+        let request = listening.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id();
+        assert_eq!(request.remote(), first.local());
+    }
+    channel.expect(RDMA_CM_EVENT_REJECTED);
+    channel.expect(RDMA_CM_EVENT_REJECTED);
+    drop(first);
+    drop(second);
+}
+
+#[test]
 fn who_begins_to_listen_meanwhile_is_found() {
     let (asking, listening) = (Channel::new(), Channel::new());
     let late = listening.id(RDMA_PS_UDP);

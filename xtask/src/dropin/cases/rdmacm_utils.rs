@@ -15,6 +15,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(rping(&["-q", "-v", "-V", "-C", "10"]));
     cases.push(rping(&["-v", "-V", "-C", "10"]).between_hosts());
     cases.push(persistent_rping());
+    cases.push(rping_v6());
     for arguments in [
         &["-c", "16", "-C", "50", "-S", "3000"][..],
         &["-P", "ib", "-c", "4"],
@@ -37,6 +38,13 @@ fn rping(arguments: &[&str]) -> Case {
     let server = ["-s", "-a", ADDRESS, "-p", PORT];
     let client = ["-c", "-a", ADDRESS, "-p", PORT];
     Case::sides(PACKAGE, "rping", arguments, [&server, &client])
+        .holds(Holds::Says("ping data: rdma-ping-9: "))
+}
+
+fn rping_v6() -> Case {
+    let (server, client) = (["-s", "-p", PORT], ["-c", "-p", PORT]);
+    let arguments = ["-a", "::1", "-v", "-V", "-C", "10"];
+    Case::sides(PACKAGE, "rping", &arguments, [&server, &client])
         .holds(Holds::Says("ping data: rdma-ping-9: "))
 }
 
