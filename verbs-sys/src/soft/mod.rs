@@ -21,6 +21,7 @@ mod fork;
 pub(crate) mod fuzzing;
 mod identity;
 mod index;
+mod injection;
 mod keys;
 mod layout;
 mod link;
@@ -42,6 +43,7 @@ pub(crate) use ah::init_ah_from_wc;
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use device::import_device;
 pub(crate) use device::open;
+pub use injection::{FaultInjection, Hits};
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use objects::{
     import_dm, import_mr, import_pd, qp_to_qp_ex, reg_mr_iova, unimport_dm, unimport_mr,

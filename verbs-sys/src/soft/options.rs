@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::injection::FaultInjection;
 use super::layout::MAX_SLOT;
 
 /// What registering memory shall cost on the software device, beside the work it does anyway: a
@@ -67,6 +68,9 @@ pub struct Options {
     /// Where queue pairs of other hosts may connect to this process, over TCP. `None`: nowhere, and no
     /// socket listens. It holds for the whole process.
     pub listen: Option<Listen>,
+    /// Faults to be made on purpose; `None` for none. It holds for the whole process, from the first context
+    /// that is opened with some on, and for queue pairs made afterwards, whose requests are then slower.
+    pub faults: Option<FaultInjection>,
 }
 
 /// Where a process listens for queue pairs of other hosts.
@@ -117,6 +121,7 @@ impl Default for Options {
             strict: false,
             cma: true,
             listen: None,
+            faults: None,
         }
     }
 }
@@ -131,6 +136,9 @@ impl Options {
     pub const CMA_VARIABLE: &'static str = "VERBS_SOFT_CMA";
     /// The variable that sets [`listen`](Self::listen): `ADDRESS` or `ADDRESS:BASE_PORT`.
     pub const LISTEN_VARIABLE: &'static str = "VERBS_SOFT_LISTEN";
+    /// The variable that sets [`faults`](Self::faults): `KIND=HITS` for each kind, between commas, where HITS is
+    /// `N` for each Nth or `@N` for the Nth alone; `delay=HITS:MICROSECONDS`.
+    pub const FAULTS_VARIABLE: &'static str = "VERBS_SOFT_FAULTS";
 
     /// The options that the environment asks for. A value that cannot be read is reported to the log
     /// and ignored.
@@ -148,6 +156,11 @@ impl Options {
                 Self::LISTEN_VARIABLE,
                 "`ADDRESS` or `ADDRESS:BASE_PORT`, with 1023 ports above the base",
                 Listen::parse,
+            ),
+            faults: read(
+                Self::FAULTS_VARIABLE,
+                "`KIND=N` or `KIND=@N` between commas: drop, corrupt, rnr, reg_mr, and delay=N:MICROSECONDS",
+                FaultInjection::parse,
             ),
         }
     }

@@ -14,6 +14,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use super::executing::Executing;
 use super::fencing::Fencing;
 use super::index::IndexPool;
+use super::injection::Injector;
 use super::layout::{Info, MAGIC, MAX_CQ, MAX_PD, MAX_QP, MAX_SRQ, Mailbox, qpn_slot};
 use super::link::peer::Peer;
 use super::link::rendezvous::{self, Request};
@@ -70,6 +71,8 @@ pub(super) struct Process {
     streaming: Mutex<Option<JoinHandle<()>>>,
     /// `process_vm_readv` and `process_vm_writev` are not to be used.
     pub without_cma: AtomicBool,
+    /// The faults that are wanted.
+    pub injector: OnceLock<Arc<Injector>>,
     /// Where other hosts reach this process.
     listen: OnceLock<(Listen, OwnedFd)>,
     /// Readable once the other threads shall end.
@@ -183,6 +186,7 @@ impl Process {
             streams: Arc::new(service::Streams::new()?),
             streaming: Mutex::default(),
             without_cma: AtomicBool::new(false),
+            injector: OnceLock::new(),
             listen: OnceLock::new(),
             halt: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             _probe: probe,
@@ -296,6 +300,9 @@ impl Process {
         }
         if options.strict {
             self.info().header.strict.store(1, Ordering::SeqCst);
+        }
+        if let Some(faults) = &options.faults {
+            let _ = self.injector.set(Arc::new(Injector::new(faults)));
         }
         let Some(listen) = options.listen else {
             return Ok(());

@@ -31,6 +31,11 @@ pub struct Pair {
 
 impl Pair {
     pub fn new() -> Result<Self> {
+        Self::with(PathOptions::default())
+    }
+
+    /// Connected with these attributes.
+    pub fn with(path: PathOptions) -> Result<Self> {
         let context = find_device(None)?.open()?;
         let pd = context.alloc_pd()?;
         let side = || -> Result<Side> {
@@ -47,10 +52,7 @@ impl Pair {
         };
         let (left, right) = (side()?, side()?);
         let (gid_index, _) = context.choose_gid(1)?;
-        let path = PathOptions {
-            gid_index,
-            ..PathOptions::default()
-        };
+        let path = PathOptions { gid_index, ..path };
         let (here, there) = (left.qp.queue_pair(), right.qp.queue_pair());
         let ends = (here.endpoint(&path, 11)?, there.endpoint(&path, 22)?);
         for (qp, local, remote) in [(here, ends.0, ends.1), (there, ends.1, ends.0)] {

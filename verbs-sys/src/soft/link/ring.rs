@@ -59,6 +59,8 @@ pub(in crate::soft) const SIGNALED: u8 = 8;
 pub(in crate::soft) const ACKNOWLEDGES: u8 = 16;
 /// `imm` is a key that the message invalidates.
 pub(in crate::soft) const WITH_INV: u8 = 32;
+/// A bit of the payload is to be changed where it arrives: its sender wants such a fault.
+pub(in crate::soft) const CORRUPTED: u8 = 64;
 
 /// A record's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

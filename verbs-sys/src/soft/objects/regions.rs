@@ -107,6 +107,13 @@ pub(super) fn register(pd: &Pd, wanted: &Wanted, backing: Backing) -> Result<*mu
     let context = unsafe { context(pd.pd.context) };
     let began = Instant::now();
     let process = context.process()?;
+    if process
+        .injector
+        .get()
+        .is_some_and(|faults| faults.fails_registration())
+    {
+        return Err(Errno::NOMEM);
+    }
     let range = prepare(process, pd.id, wanted)?;
     let key = process.keys.publish(&process.info().keys, range)?;
     spend(context, began, wanted);

@@ -28,7 +28,7 @@ use rustix::net::{
 
 use super::access::{self, Cursor, Direction, Place};
 use super::queues::{Outcome, received};
-use super::requester::{Request, Step, success, total};
+use super::requester::{CORRUPTED, Request, Step, spoil_bytes, success, total};
 use super::{Qp, state};
 use crate::copy;
 use crate::ffi::{
@@ -288,6 +288,9 @@ impl Qp {
             // readable by the contract of post_send; `total` says that all fit.
             unsafe { copy::read_shared(payload.as_mut_ptr().wrapping_add(at), from, piece) };
             at += piece;
+        }
+        if request.is(CORRUPTED) {
+            spoil_bytes(&mut payload[..len]);
         }
         self.deliver(endpoint, request.remote_qpn(), &header, &payload[..len]);
         Step::Done(success(IBV_WC_SEND, len as u32))

@@ -27,6 +27,7 @@ pub(super) use self::requester::Bind;
 use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
+use super::injection::Injector;
 use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
 use super::link::{Link, Via};
 use super::mw::{Binder, Execution, Place};
@@ -70,8 +71,11 @@ pub(super) struct Qp {
     srq: Option<Arc<Srq>>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
-    /// 1; or a number that no `num_sge` is, not even a wrong one, if requests have none.
+    /// 1; or a number that no `num_sge` is, not even a wrong one, if requests have none, or none goes the
+    /// straight way.
     one_sge: i64,
+    /// Where faults are wanted.
+    injector: Option<Arc<Injector>>,
     qp_type: ibv_qp_type,
     /// Of a datagram queue pair.
     datagrams: Option<datagram::Endpoint>,
@@ -153,6 +157,7 @@ impl Qp {
             None
         };
         let (send_cq, recv_cq) = queues;
+        let injector = process.injector.get().map(Arc::clone);
         let rq = match &srq {
             None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
             Some(srq) => RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge()),
@@ -169,7 +174,12 @@ impl Qp {
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
-            one_sge: if cap.max_send_sge == 0 { i64::MAX } else { 1 },
+            one_sge: if cap.max_send_sge == 0 || injector.is_some() {
+                i64::MAX
+            } else {
+                1
+            },
+            injector,
             qp_type: init.qp_type,
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),

@@ -7,6 +7,7 @@
 //! reach makes this and all later requests go through a socket (`qp/stream`).
 
 mod execute;
+mod injected;
 mod known;
 mod message;
 mod post;
@@ -18,7 +19,10 @@ mod valid;
 mod window;
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
+use self::injected::Judged;
+pub(super) use self::injected::{CORRUPTED, spoil, spoil_bytes};
 pub(super) use self::known::Ranges;
 pub(in crate::soft) use self::window::Bind;
 
@@ -61,6 +65,8 @@ pub(super) struct State {
     announces_drained: Guarded32,
     /// In SQD: behind the last request that was posted before.
     begun: Guarded32,
+    /// Where faults are wanted: the next request.
+    judged: Mutex<Option<Judged>>,
     sq_psn: Guarded32,
     rnr_retry: Guarded32,
     /// Nanoseconds to wait for a peer that does not answer; 0 is for ever.
@@ -84,6 +90,7 @@ impl State {
             word.store(0, Ordering::Relaxed);
         }
         self.waiting_since.store(0, Ordering::Relaxed);
+        *self.judged.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Nobody answers. Whether that has lasted for as long as a requester repeats its packets; `lost`: and

@@ -8,8 +8,9 @@ use super::super::access;
 use super::super::queues::Kept;
 use super::super::stream::is_answered;
 use super::super::{MAX_SGE, Qp};
+use super::injected::untold;
 use super::window::is_about_window;
-use super::{Bell, Owed, Request, Step, success, total};
+use super::{Bell, Owed, Request, Step, total};
 use crate::ffi::*;
 use crate::soft::bias::Inside;
 use crate::soft::keys;
@@ -349,7 +350,11 @@ impl Qp {
     #[inline]
     fn step(&self, position: u32, request: &Request<'_>, owed: &mut Owed, bell: &mut Bell) -> bool {
         let signaled = self.sq_sig_all || request.is(IBV_SEND_SIGNALED);
-        match self.forgive(self.execute(position, request, bell), request) {
+        let executed = match &self.injector {
+            None => self.execute(position, request, bell),
+            Some(injector) => self.execute_among_faults(injector, position, request, bell),
+        };
+        match self.forgive(executed, request) {
             Step::Done(outcome) => {
                 self.sq.finish(position, outcome, signaled);
                 self.sq
@@ -404,11 +409,7 @@ impl Qp {
         if !lost || is_about_window(request.opcode) {
             return step;
         }
-        let opcode = match request.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => IBV_WC_SEND,
-            _ => IBV_WC_RDMA_WRITE,
-        };
-        Step::Done(success(opcode, total(request.sges) as u32))
+        untold(request)
     }
 
     /// Copies a request into the backlog.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::access::{self, Cursor, Direction, Place, Trouble};
 use super::super::queues::{Outcome, received, received_invalidating};
+use super::super::requester::spoil;
 use super::super::{MAX_SGE, Qp};
 use super::Step;
 use crate::copy;
@@ -238,6 +239,23 @@ impl Qp {
     /// Copies a message to our buffers, each of which `check` finds to be writable: out of the ring,
     /// or out of the requester's memory.
     fn place(
+        &self,
+        link: &Link,
+        ring: &Ring,
+        at: u32,
+        record: &Record,
+        buffers: impl Iterator<Item = ibv_sge> + Clone,
+        check: impl Fn(&ibv_sge) -> Result<(), ibv_wc_status>,
+    ) -> Result<(), Unplaced> {
+        self.place_whole(link, ring, at, record, buffers.clone(), check)?;
+        if record.flags & ring::CORRUPTED != 0 {
+            // SAFETY: the bytes were checked and written under the receive lock, which is held.
+            unsafe { spoil(buffers, record.len.into()) };
+        }
+        Ok(())
+    }
+
+    fn place_whole(
         &self,
         link: &Link,
         ring: &Ring,

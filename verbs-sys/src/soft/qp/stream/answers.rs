@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::super::requester::spoil_bytes;
 use super::super::{Qp, now_ns};
 use super::outbound::{Awaited, Outbound, State};
 use super::place::scatter;
@@ -174,7 +175,13 @@ impl Qp {
         }
         awaited.came = end;
         let awaited = *awaited;
-        self.deliver_answer(&awaited, offset, payload)?;
+        if awaited.is_corrupted && offset == 0 {
+            let mut bytes = payload.to_vec();
+            spoil_bytes(&mut bytes);
+            self.deliver_answer(&awaited, offset, &bytes)?;
+        } else {
+            self.deliver_answer(&awaited, offset, payload)?;
+        }
         if last {
             out.awaited.pop_front();
             let count = self.count_through(awaited.position);

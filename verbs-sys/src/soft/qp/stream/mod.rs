@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::inbound::Inbound;
 use self::outbound::Outbound;
 pub(super) use self::outbound::is_answered;
+pub(super) use self::place::pieces;
 use super::{Qp, state};
 use crate::ffi::ibv_qp_attr;
 use crate::soft::epoch;

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::requester::{Request, Step, success};
+use super::super::requester::{CORRUPTED, Request, Step, spoil_bytes, success};
 use super::super::{Qp, now_ns};
 use super::place::pieces;
+use crate::copy;
 use crate::ffi::{
     IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
     IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RETRY_EXC_ERR, IBV_WC_SEND,
@@ -58,6 +59,8 @@ pub(super) struct Awaited {
     /// Bytes of it that have come.
     pub came: u64,
     pub is_atomic: bool,
+    /// A bit of it is to be changed.
+    pub is_corrupted: bool,
 }
 
 impl Outbound {
@@ -141,6 +144,7 @@ impl Qp {
                 len,
                 came: 0,
                 is_atomic,
+                is_corrupted: request.is(CORRUPTED),
             });
         }
         Step::Sent(success(opcode, len as u32))
@@ -263,6 +267,24 @@ impl Qp {
             let piece = (len - offset).min(segment_of(len));
             let last = offset + piece == len;
             let parts = pieces(request.sges.iter().copied(), offset, piece as usize);
+            if offset == 0 && piece > 0 && request.is(CORRUPTED) {
+                let mut bytes = vec![0; piece as usize];
+                let mut filled = 0;
+                for (from, len) in parts {
+                    // SAFETY: as below; the parts have `piece` bytes in all.
+                    unsafe { copy::read_shared(bytes[filled..].as_mut_ptr(), from, len) };
+                    filled += len;
+                }
+                spoil_bytes(&mut bytes);
+                let header = header(offset, last);
+                socket.output.frame(&header, &bytes, socket.crc);
+                offset += piece;
+                if last {
+                    out.framed = None;
+                    return true;
+                }
+                continue;
+            }
             // SAFETY: the list was checked under the send lock, which is held, or is inline data that
             // is readable by the contract of post_send.
             unsafe {

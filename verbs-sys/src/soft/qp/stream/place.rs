@@ -4,7 +4,7 @@ use crate::copy;
 use crate::ffi::ibv_sge;
 
 /// The pieces of a list that hold `len` bytes from `offset` on.
-pub(super) fn pieces(
+pub(in crate::soft::qp) fn pieces(
     sges: impl Iterator<Item = ibv_sge>,
     offset: u64,
     len: usize,
