@@ -112,6 +112,12 @@ impl Drop for Queue {
 }
 
 impl Ends {
+    /// What is readable.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.readable.as_raw_fd()
+    }
+
     /// Waits until there is something.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! knows when it destroys them.
 
 use core::ptr;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use verbs_sys::ffi::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, ibv_qp_state};
@@ -13,6 +14,7 @@ use crate::abi::{
     RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_RESOLVED,
     rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel,
 };
+use crate::channel::Ends;
 use crate::device::check;
 use crate::endpoint::{IdPointer, Phase};
 use crate::event::{Event, Queued};
@@ -39,6 +41,34 @@ const SHOWN: [rdma_cm_event_type; 3] = [
 ///
 /// The channel is null, or made by this library and not destroyed before this call begins.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
+    loop {
+        // SAFETY: by the caller's promise; a channel that ends while this waits has no event for it.
+        match unsafe { look(channel)? } {
+            Next::Event(event) => return Ok(event),
+            Next::Later(ends) => ends.wait()?,
+        }
+    }
+}
+
+/// What a look into a channel finds.
+#[derive(Debug)]
+pub enum Next {
+    /// An event.
+    Event(*mut rdma_cm_event),
+    /// None; by this it can be waited for.
+    Later(Arc<Ends>),
+}
+
+/// Takes an event, if there is one.
+///
+/// # Errors
+///
+/// `EINVAL` for a channel of another process.
+///
+/// # Safety
+///
+/// As for [`next`].
+pub unsafe fn look(channel: *mut rdma_event_channel) -> Result<Next, Errno> {
     // SAFETY: by the caller's promise.
     let key = unsafe { Channel::key(channel)? };
     let shared = Shared::get();
@@ -46,17 +76,14 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
         let mut state = shared.lock();
         let queue = state.channels.get_mut(&key).ok_or(Errno::INVAL)?;
         let Some(queued) = queue.pop() else {
-            let ends = queue.ends();
-            drop(state);
-            ends.wait()?;
-            continue;
+            return Ok(Next::Later(queue.ends()));
         };
         let delivered = state.deliver(&queued);
         drop(state);
         if let Some(event) = delivered {
             // SAFETY: the identifier waits for this event's acknowledgement before it goes.
             unsafe { act(event, queued.target) };
-            return Ok(event);
+            return Ok(Next::Event(event));
         }
     }
 }

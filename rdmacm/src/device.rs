@@ -69,7 +69,8 @@ pub fn check_pointer<T>(pointer: *mut T) -> Result<*mut T, Errno> {
     }
 }
 
-fn last_errno() -> Errno {
+/// What the C library's last call says, which has failed.
+pub fn last_errno() -> Errno {
     crate::address::errno(std::io::Error::last_os_error())
 }
 

@@ -1,13 +1,15 @@
 //! Channels and their events, and the list of devices.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use verbs_sys::ffi::ibv_context;
 
-use super::{code, pointer};
+use super::{code, failed, pointer};
 use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_event_channel};
-use crate::deliver;
+use crate::deliver::{self, Next};
+use crate::device::last_errno;
 use crate::id::Channel;
 use crate::shared::Shared;
 
@@ -32,20 +34,46 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
     }
 }
 
-/// rdma_get_cm_event(3).
+unsafe extern "C-unwind" {
+    // The libc crate's does not unwind.
+    fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
+}
+
+/// rdma_get_cm_event(3). A thread that waits in it can be cancelled, pthread_cancel(3), as the system call of the C library
+/// is such a point. The thread then unwinds through this function, which therefore has nothing to be dropped while it waits;
+/// of a channel that a cancelled thread waited for, the descriptors stay.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_cm_event(
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     if event.is_null() {
         return code(Err(Errno::INVAL));
     }
-    // SAFETY: by the caller's promise.
-    code(unsafe { deliver::next(channel) }.map(|next| {
-        // SAFETY: a place for the result.
-        unsafe { event.write(next) };
-    }))
+    loop {
+        // SAFETY: by the caller's promise; a channel that ends while this waits has no event for it.
+        let ends = match unsafe { deliver::look(channel) } {
+            Ok(Next::Event(next)) => {
+                // SAFETY: a place for the result.
+                unsafe { event.write(next) };
+                return 0;
+            }
+            Ok(Next::Later(ends)) => Arc::into_raw(ends),
+            Err(error) => return failed(error),
+        };
+        let mut byte = 0_u8;
+        // SAFETY: just made from a reference that is given back below.
+        let fd = unsafe { (*ends).fd() };
+        // SAFETY: an open descriptor, and a place for a byte.
+        let received = unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        // Before what is dropped changes it.
+        let error = (received < 0).then(last_errno);
+        // SAFETY: it was made above, and is not used any more.
+        drop(unsafe { Arc::from_raw(ends) });
+        if let Some(error) = error {
+            return failed(error);
+        }
+    }
 }
 
 /// rdma_ack_cm_event(3).

@@ -30,7 +30,6 @@ forward! {
     ibv_query_device = query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
     ibv_query_gid = query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     ibv_query_pkey = query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int;
-    ibv_get_async_event = get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
     ibv_ack_async_event = ack_async_event(event: *mut ibv_async_event);
     ibv_alloc_pd = alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     ibv_dealloc_pd = dealloc_pd(pd: *mut ibv_pd) -> c_int;
@@ -41,7 +40,6 @@ forward! {
     ibv_destroy_ah = destroy_ah(ah: *mut ibv_ah) -> c_int;
     ibv_create_comp_channel = create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     ibv_destroy_comp_channel = destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-    ibv_get_cq_event = get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int;
     ibv_ack_cq_events = ack_cq_events(cq: *mut ibv_cq, events: u32);
     ibv_create_cq = create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq;
     ibv_resize_cq = resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;

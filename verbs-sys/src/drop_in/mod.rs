@@ -12,5 +12,6 @@ mod calls;
 mod names;
 mod private;
 mod tables;
+mod waits;
 
 pub(crate) use calls::query_port_sized;

@@ -71,19 +71,25 @@ impl Channel {
     pub(super) fn next_event(&self) -> Result<Arc<Cq>, Errno> {
         loop {
             rustix::io::read(&self.fd, &mut [0; 8])?;
-            let cqs = self.lock();
-            let due = |cq: &&Arc<Cq>| {
-                let fired = &cq.cq_bell().fired;
-                fired
-                    .try_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1))
-                    .is_ok()
-            };
-            // None: the event was of a queue destroyed meanwhile, or a peer's nonsense.
-            if let Some(cq) = cqs.iter().find(due) {
-                cq.event_delivered();
-                return Ok(Arc::clone(cq));
+            if let Some(cq) = self.take_event() {
+                return Ok(cq);
             }
         }
+    }
+
+    /// The queue of an event, once the descriptor has been read. `None`: the event was of a queue destroyed meanwhile, or a
+    /// peer's nonsense.
+    pub(super) fn take_event(&self) -> Option<Arc<Cq>> {
+        let cqs = self.lock();
+        let due = |cq: &&Arc<Cq>| {
+            let fired = &cq.cq_bell().fired;
+            fired
+                .try_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1))
+                .is_ok()
+        };
+        let cq = cqs.iter().find(due)?;
+        cq.event_delivered();
+        Some(Arc::clone(cq))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Cq>>> {

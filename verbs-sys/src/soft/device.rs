@@ -345,6 +345,25 @@ pub(super) unsafe fn get_async_event(
     }
 }
 
+/// Takes an event, if there is one.
+///
+/// # Safety
+///
+/// As for ibv_get_async_event(3).
+#[cfg(feature = "drop-in")]
+pub(crate) unsafe fn take_async_event(
+    handle: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> bool {
+    // SAFETY: an open context, by the caller's promise.
+    let Some(next) = (unsafe { context(handle) }).events.take() else {
+        return false;
+    };
+    // SAFETY: a place for the result.
+    unsafe { event.write(next) };
+    true
+}
+
 pub(super) unsafe fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: an event that was delivered and not yet acknowledged, by the man page.
     if let Some(source) = unsafe { source(&*event) } {

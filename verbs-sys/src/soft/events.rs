@@ -86,7 +86,8 @@ impl AsyncEvents {
         }
     }
 
-    fn take(&self) -> Option<ibv_async_event> {
+    /// The next event, if there is one.
+    pub(super) fn take(&self) -> Option<ibv_async_event> {
         let mut waiting = self.lock();
         let Waiting { event, counts } = waiting.pop_front()?;
         // Under both locks: a destruction that comes now sees the event delivered.

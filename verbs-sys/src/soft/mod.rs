@@ -43,7 +43,11 @@ pub(crate) use ah::init_ah_from_wc;
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use device::import_device;
 pub(crate) use device::open;
+#[cfg(feature = "drop-in")]
+pub(crate) use device::take_async_event;
 pub use injection::{FaultInjection, Hits};
+#[cfg(feature = "drop-in")]
+pub(crate) use objects::take_cq_event;
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use objects::{
     import_dm, import_mr, import_pd, qp_to_qp_ex, reg_mr_iova, unimport_dm, unimport_mr,

@@ -13,6 +13,8 @@ use core::ffi::{c_int, c_void};
 
 use rustix::io::Errno;
 
+#[cfg(feature = "drop-in")]
+pub(crate) use self::completions::take_cq_event;
 pub(super) use self::completions::*;
 pub(super) use self::device_memory::*;
 pub(super) use self::domains::*;

@@ -44,15 +44,42 @@ pub(in crate::soft) unsafe fn get_cq_event(
     let channel = unsafe { &*handle.cast::<Channel>() };
     match channel.next_event() {
         Ok(found) => {
-            // SAFETY: places for the results, by the man page; the queue's fields are written at
-            // creation only.
-            unsafe {
-                cq.write(found.handle());
-                cq_context.write((*found.handle()).cq_context);
-            }
+            // SAFETY: places for the results, by the man page.
+            unsafe { tell_cq(&found, cq, cq_context) };
             0
         }
         Err(error) => failed(error),
+    }
+}
+
+/// Takes an event of a channel whose descriptor has just been read, if that was for one.
+///
+/// # Safety
+///
+/// As for ibv_get_cq_event(3).
+#[cfg(feature = "drop-in")]
+pub(crate) unsafe fn take_cq_event(
+    handle: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> bool {
+    // SAFETY: see above.
+    let Some(found) = (unsafe { &*handle.cast::<Channel>() }).take_event() else {
+        return false;
+    };
+    // SAFETY: places for the results, by the man page.
+    unsafe { tell_cq(&found, cq, cq_context) };
+    true
+}
+
+/// # Safety
+///
+/// Both are places for the results.
+unsafe fn tell_cq(found: &Cq, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) {
+    // SAFETY: by the caller's promise; the queue's fields are written at creation only.
+    unsafe {
+        cq.write(found.handle());
+        cq_context.write((*found.handle()).cq_context);
     }
 }
 

@@ -5,7 +5,8 @@ use super::super::case::{ADDRESS, Case, Holds, PORT};
 const PACKAGE: &str = "librdmacm-dev";
 
 /// Connections by the thousand, which leave nothing behind; every way in which one does not come about, or ends; peers
-/// that die at each moment of it; many threads; forked children; and calls in any order.
+/// that die at each moment of it; many threads; forked children; threads that are
+/// cancelled; and calls in any order.
 pub fn cases() -> Vec<Case> {
     let side = |who| [who, ADDRESS, PORT, "1000"];
     let (server, client) = (side("server"), side("client"));
@@ -17,6 +18,7 @@ pub fn cases() -> Vec<Case> {
         ("rdmacm/programs/endings.c", &[][..], "every ending"),
         ("rdmacm/programs/moments.c", &[], "every death"),
         ("rdmacm/programs/threads.c", &["16", "200"], "3200 "),
+        ("rdmacm/programs/cancel.c", &[], "all were cancelled"),
         ("rdmacm/programs/forks.c", &[], "children and parents"),
         (
             "rdmacm/programs/chaos.c",
