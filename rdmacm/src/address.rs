@@ -119,9 +119,15 @@ pub fn is_local(address: SocketAddr) -> bool {
 
 /// The kernel's error.
 pub fn errno(error: io::Error) -> Errno {
-    error
-        .raw_os_error()
-        .map_or(Errno::IO, Errno::from_raw_os_error)
+    errno_of(error.raw_os_error().unwrap_or_default())
+}
+
+/// The error of a number that somebody else says is one; `EIO` where it is none.
+pub fn errno_of(code: i32) -> Errno {
+    match code {
+        1..4096 => Errno::from_raw_os_error(code),
+        _ => Errno::IO,
+    }
 }
 
 #[cfg(test)]
@@ -145,6 +151,14 @@ mod tests {
             let back = unsafe { read((&raw const storage).cast()) };
             assert_eq!(back, Ok(address(text)));
             assert!(usize::try_from(len).unwrap() <= size_of::<sockaddr_storage>());
+        }
+    }
+
+    #[test]
+    fn what_is_no_error_is_some_error() {
+        assert_eq!(errno_of(libc::ENOMEM), Errno::NOMEM);
+        for code in [0, -1, 4096, i32::MAX, i32::MIN] {
+            assert_eq!(errno_of(code), Errno::IO);
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use rustix::io::Errno;
 use verbs_sys::ffi::{ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr};
 
-use crate::address::gid_of;
+use crate::address::{errno_of, gid_of};
 use crate::shared::Shared;
 use crate::verbs;
 
@@ -51,7 +51,7 @@ pub struct Place {
 pub fn check(code: i32) -> Result<(), Errno> {
     match code {
         0 => Ok(()),
-        1.. => Err(Errno::from_raw_os_error(code)),
+        1.. => Err(errno_of(code)),
         _ => Err(last_errno()),
     }
 }
