@@ -3,6 +3,7 @@
 mod ibverbs_utils;
 mod libfabric;
 mod librdmacm_dev;
+mod perftest_cm;
 pub mod pyverbs;
 mod rdmacm_utils;
 
@@ -15,6 +16,7 @@ pub fn all() -> Vec<Case> {
         pyverbs::cases(),
         rdmacm_utils::cases(),
         librdmacm_dev::cases(),
+        perftest_cm::cases(),
         libfabric::cases(),
     ]
     .concat()
