@@ -1,5 +1,7 @@
 //! `cargo xtask dist` and `cargo xtask run`: the software device as the C library of other people's programs.
 
+mod check;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -36,7 +38,7 @@ const LIBRARIES: [Library; 2] = [
         calls: None,
     },
     Library {
-        name: "librdmacm.so.1",
+        name: MANAGER,
         package: "rdmacm",
         feature: None,
         archive: "librdmacm.a",
@@ -46,6 +48,7 @@ const LIBRARIES: [Library; 2] = [
 ];
 
 const VERBS: &str = "libibverbs.so.1";
+const MANAGER: &str = "librdmacm.so.1";
 
 /// Where the dynamic loader looks first.
 pub const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
@@ -56,24 +59,35 @@ pub struct Dist {
     /// Where the libraries go; made if need be [default: dist in cargo's target directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Say what this program, or library, wants of the libraries and does not find; the exit status tells, too
+    #[arg(long, value_name = "PROGRAM")]
+    check: Option<OsString>,
 }
 
 impl Dist {
     /// Builds the libraries, and says how to use them.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self) -> Result<ExitCode> {
         let workspace = Workspace::locate()?;
         let out = match &self.out {
             Some(out) => Workspace::absolute(out)?,
             None => workspace.target.join("dist"),
         };
         build(&workspace, &out)?;
+        if let Some(program) = &self.check {
+            let fits = check::check(program, &out)?;
+            return Ok(if fits {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
+        }
         let names = LIBRARIES.map(|library| library.name).join(" and ");
         println!(
             "{names} are in {}. To run a program on them:",
             out.display()
         );
         println!("    {SEARCH_PATH}={} ibv_devices", out.display());
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     }
 }
 

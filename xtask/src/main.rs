@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench.run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(conformance) => conformance.run(),
         Command::Differential(differential) => differential.run(),
-        Command::Dist(dist) => dist.run().map(|()| ExitCode::SUCCESS),
+        Command::Dist(dist) => dist.run(),
         Command::Dropin(dropin) => dropin.run(),
         Command::Faults(faults) => faults.run(),
         Command::Fuzz(fuzz) => fuzz.run(),

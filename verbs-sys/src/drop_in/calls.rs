@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
+use super::log;
 use crate::ffi::*;
 use crate::soft::{self, PROVIDER};
 
@@ -22,7 +23,6 @@ macro_rules! forward {
 }
 
 forward! {
-    ibv_get_device_list = get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
     ibv_free_device_list = free_device_list(list: *mut *mut ibv_device);
     ibv_get_device_guid = get_device_guid(device: *mut ibv_device) -> u64;
     ibv_open_device = open_device(device: *mut ibv_device) -> *mut ibv_context;
@@ -52,6 +52,18 @@ forward! {
     ibv_modify_srq = modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
     ibv_query_srq = query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;
     ibv_destroy_srq = destroy_srq(srq: *mut ibv_srq) -> c_int;
+}
+
+/// ibv_get_device_list(3).
+///
+/// # Safety
+///
+/// As the man page says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    log::start();
+    // SAFETY: the provider's contract is the man page's.
+    unsafe { (PROVIDER.get_device_list)(count) }
 }
 
 /// ibv_get_device_name(3).

@@ -9,6 +9,7 @@ compile_error!(
 );
 
 mod calls;
+mod log;
 mod names;
 mod private;
 mod tables;
