@@ -89,10 +89,12 @@ impl Qp {
         if place.is_none() {
             // The peer may have consumed more than it had when we last looked.
             let ack = self.mailbox().ack.load(Ordering::Acquire);
-            let used = from.wrapping_sub((ack >> 32) as u32);
-            place = UNITS
-                .checked_sub(used)
-                .and_then(|free| ring.reserve(from, units, free));
+            let consumed = (ack >> 32) as u32;
+            if let Some(free) = UNITS.checked_sub(from.wrapping_sub(consumed)) {
+                // The next of a burst counts from there, too.
+                requester.consumed.store(consumed, Ordering::Relaxed);
+                place = ring.reserve(from, units, free);
+            }
         }
         let Some((at, taken)) = place else {
             return Step::Wait;

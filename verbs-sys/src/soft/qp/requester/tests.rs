@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ffi::*;
+use crate::soft::link::ring::{AHEAD, MAX_INLINE, UNITS, units_for};
 use crate::soft::qp::Qp;
 use crate::soft::qp::access::CHUNK;
 use crate::{
@@ -165,6 +166,53 @@ fn an_owner_is_asked_once() {
         .store(super::OWNER_POLLS, std::sync::atomic::Ordering::Relaxed);
     let asked = (1..=3 * super::OWNER_POLLS).filter(|_| state.shall_hurry());
     assert_eq!(asked.collect::<Vec<_>>(), [super::OWNER_POLLS]);
+}
+
+/// The peer consumes something of its ring while a burst fills it: that is room for one message, and not for two.
+#[test]
+fn room_in_the_ring_is_given_once() {
+    let context = find_device(Some("soft0")).unwrap().open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(512, None).unwrap();
+    let init = QueuePairInit {
+        max_send_wr: 256,
+        ..QueuePairInit::new(&cq, &cq)
+    };
+    let [a, _b] = connected(&pd, [&init, &init], &path(&context));
+    let memory = context.alloc_memory(MAX_INLINE).unwrap();
+    let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
+    let mut element = ibv_sge {
+        addr: region.addr(),
+        length: MAX_INLINE as u32,
+        lkey: region.lkey(),
+    };
+    let mut request = write(&raw mut element, 1, 0, 0);
+    request.opcode = IBV_WR_SEND;
+    let sender = device_side(&a);
+    let sent = || sender.sq.exec.load(Ordering::Relaxed);
+    let at = || sender.requester.ring_at.load(Ordering::Relaxed);
+    let taken = units_for(MAX_INLINE);
+    // No receive is posted, so all stay in the ring. It is full when one more would be kept.
+    while UNITS - at() > AHEAD + taken {
+        // SAFETY: the request and its list live through the call.
+        unsafe { a.post_send(&raw mut request) }.unwrap();
+        assert_eq!(sent(), sender.sq.tail.load(Ordering::Relaxed));
+    }
+    let before = sent();
+    // Enough for one and the rest of the ring, which is too short for it.
+    let consumed = 2 * taken;
+    let ack = &sender.mailbox().ack;
+    ack.fetch_add(u64::from(consumed) << 32, Ordering::Release);
+    let mut second = request;
+    request.next = &raw mut second;
+    // SAFETY: as above.
+    unsafe { a.post_send(&raw mut request) }.unwrap();
+    assert_eq!(sent(), before + 1);
+    assert!(
+        at() - consumed <= UNITS,
+        "{} of {UNITS} units",
+        at() - consumed
+    );
 }
 
 /// Lists of so many elements are none, also where requests have none at all.
