@@ -74,6 +74,25 @@ scripts! {
         }
     }
 
+    /// A message has been acknowledged before its receiver can answer it.
+    fn a_send_is_told_of_before_its_answer(ends: &mut Ends) {
+        let link = ends.link();
+        for id in 0..50 {
+            ends.a.post_recv(link.a, &[Recv::new(id, &[link.a_mem.sge(0, 8)])]);
+            ends.b.post_recv(link.b, &[Recv::new(id, &[link.b_mem.sge(0, 8)])]);
+            ends.a.arm(link.a, Queue::Send, false);
+            ends.a.arm(link.a, Queue::Recv, false);
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(64, 8)]).id(id)]);
+            ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+            ends.b.post_send(link.b, &[Request::send(&[link.b_mem.sge(64, 8)]).id(id)]);
+            for queue in [Queue::Send, Queue::Recv] {
+                assert_eq!(ends.a.wait_event(), (link.a.num, queue));
+                ends.a.expect(link.a, queue, id, WcStatus::Success);
+            }
+            ends.b.expect(link.b, Queue::Send, id, WcStatus::Success);
+        }
+    }
+
     /// A sleeping receiver is woken, and so is the sender that waits for it.
     fn sleepers_are_woken(ends: &mut Ends) {
         let link = ends.link();

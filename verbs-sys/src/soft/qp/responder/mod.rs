@@ -203,6 +203,10 @@ impl Qp {
     pub(super) fn progress_recv(&self, notify: bool) -> bool {
         let mut answered = false;
         let mut solicited = false;
+        if notify && self.streams.is_active() && self.waits() {
+            // Acknowledgements have a connection of their own, and came before what answers their messages.
+            self.progress_send();
+        }
         loop {
             epoch::lock(&self.info().rq_epoch.0);
             let before = self.rq.done.load(Ordering::Relaxed);
