@@ -107,9 +107,7 @@ impl Cq {
     pub(super) fn take_in(&self, polled: &mut Polled) {
         self.answer_calls(polled);
         for member in polled.visited() {
-            if member.qp.advance(member.sends, member.receives) {
-                self.notify(&member.qp, false);
-            }
+            member.qp.advance(member.sends, member.receives);
         }
     }
 

@@ -420,12 +420,9 @@ impl Qp {
                 return filled;
             }
         }
-        let untold = self.advance(sends, receives);
+        self.advance(sends, receives);
         if sends {
             filled += self.sq.harvest(&mut wcs[filled..], self.qpn);
-            if untold && filled == wcs.len() && self.sq.waiting() > 0 {
-                self.send_cq.notify(self, false);
-            }
         }
         if receives {
             let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
@@ -434,15 +431,16 @@ impl Qp {
         filled
     }
 
-    /// Takes what has come, in a poll, which nobody has to be woken for. Whether sends have ended that nobody is
-    /// told of: those that the poll does not hand out are its caller's to tell of.
+    /// Takes what has come, in a poll.
     #[inline(always)]
-    pub(super) fn advance(&self, sends: bool, receives: bool) -> bool {
+    pub(super) fn advance(&self, sends: bool, receives: bool) {
         // Messages bring acknowledgements with them.
         if receives && self.recv_can_progress() {
             self.receive(false);
         }
-        sends && self.send_can_progress() && self.poll_sends()
+        if sends && self.send_can_progress() {
+            self.progress_send();
+        }
     }
 
     /// Waits for another thread that is making completions, until it has told of them.

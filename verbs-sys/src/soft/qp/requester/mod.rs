@@ -212,8 +212,6 @@ struct Owed {
     local: bool,
     /// A completion became visible.
     completed: bool,
-    /// One did, and nobody was told of it.
-    untold: bool,
     failed: bool,
     map: Option<u32>,
     /// A connection for our requests must be made.

@@ -52,21 +52,11 @@ impl Qp {
 
     /// Takes acknowledgements and executes what waited for them.
     pub(in crate::soft::qp) fn progress_send(&self) {
-        let mut owed = self.advance_sends(true);
+        let mut owed = self.advance_sends();
         self.settle(&mut owed);
     }
 
-    /// As [`progress_send`](Self::progress_send). Whether requests have succeeded whose completions nobody is told
-    /// of: a poll that hands them out makes no event.
-    pub(in crate::soft::qp) fn poll_sends(&self) -> bool {
-        let mut owed = self.advance_sends(false);
-        let untold = std::mem::take(&mut owed.untold);
-        self.settle(&mut owed);
-        untold
-    }
-
-    /// `notify`: the caller is not a poll, so whoever sleeps must be woken.
-    fn advance_sends(&self, notify: bool) -> Owed {
+    fn advance_sends(&self) -> Owed {
         let mut owed = Owed::default();
         let mut bell = Bell::default();
         self.lock_sends();
@@ -84,9 +74,6 @@ impl Qp {
             self.lose_peer(status, &mut owed);
         } else if self.sq.exec.load(Ordering::Relaxed) != self.sq.tail.load(Ordering::Relaxed) {
             self.run_backlog(&mut owed, &mut bell);
-        }
-        if !notify && !owed.failed {
-            owed.untold = std::mem::take(&mut owed.completed);
         }
         self.finish_burst(&mut owed, &bell);
         self.unlock_sends();
@@ -348,7 +335,7 @@ impl Qp {
             }
             let again = owed.map.is_some() || (!owed.dial && self.send_can_progress());
             owed = if again {
-                self.advance_sends(true)
+                self.advance_sends()
             } else {
                 Owed::default()
             };
