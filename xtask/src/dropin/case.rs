@@ -64,6 +64,9 @@ pub enum Place {
 pub enum Holds {
     /// It has these words.
     Says(&'static str),
+    /// It has a line of a table for each power of two, from the first to the last: the size of messages, in bytes. Of
+    /// a pair, the client's output.
+    Rows(u32, u32),
     /// It is the output of this module's tests, of which none failed and none was left out but those that are known.
     Module(&'static Module),
 }
@@ -174,11 +177,27 @@ impl Case {
 }
 
 impl Holds {
+    /// Whether it is for servers, too.
+    pub fn is_for_servers(self) -> bool {
+        !matches!(self, Self::Rows(..))
+    }
+
     /// Why it does not hold of this output, if so.
     pub fn wrong_with(self, output: &str) -> Option<String> {
         match self {
             Self::Says(words) => {
                 (!output.contains(words)).then(|| format!("it does not say {words:?}"))
+            }
+            Self::Rows(first, last) => {
+                let row = |line: &str| {
+                    let mut words = line.split_whitespace();
+                    let size = words.next()?.parse::<u64>().ok()?;
+                    let iterations = words.next()?.parse::<u64>();
+                    iterations.is_ok().then_some(size)
+                };
+                let rows: Vec<u64> = output.lines().filter_map(row).collect();
+                let wanted: Vec<u64> = (first..=last).map(|power| 1 << power).collect();
+                (rows != wanted).then(|| format!("it has lines for {rows:?}, and not {wanted:?}"))
             }
             Self::Module(module) => module.wrong_with(output),
         }
@@ -224,5 +243,16 @@ mod tests {
         assert_eq!(Holds::Says("soft0").wrong_with("... soft0 ..."), None);
         let wrong = Holds::Says("soft0").wrong_with("mlx5_0");
         assert_eq!(wrong.as_deref(), Some("it does not say \"soft0\""));
+    }
+
+    #[test]
+    fn lines_that_are_missing_are_named() {
+        let output = " #bytes #iterations\n 2  100  0.5\n4 100 0.5\n port 4\n";
+        assert_eq!(Holds::Rows(1, 2).wrong_with(output), None);
+        let wrong = Holds::Rows(1, 3).wrong_with(output);
+        assert_eq!(
+            wrong.as_deref(),
+            Some("it has lines for [2, 4], and not [2, 4, 8]")
+        );
     }
 }

@@ -3,6 +3,7 @@
 mod ibverbs_utils;
 mod libfabric;
 mod librdmacm_dev;
+mod perftest;
 mod perftest_cm;
 pub mod pyverbs;
 mod rdmacm_utils;
@@ -18,6 +19,7 @@ pub fn all() -> Vec<Case> {
         librdmacm_dev::cases(),
         perftest_cm::cases(),
         libfabric::cases(),
+        perftest::cases(),
     ]
     .concat()
 }

@@ -16,10 +16,13 @@ use crate::hosts::Hosts;
 use crate::workspace::Workspace;
 
 /// How long a case may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the loader says where a library has not the versions that a program asks for.
 const NO_VERSIONS: &str = "no version information";
+
+/// In front of what is told of a server.
+const SERVER: &str = "the server: ";
 
 /// What all cases share.
 pub struct Bed<'a> {
@@ -63,6 +66,7 @@ impl<'a> Bed<'a> {
             let mut wrong = wrong.into_iter().chain(
                 case.holds
                     .iter()
+                    .filter(|holds| who != SERVER || holds.is_for_servers())
                     .filter_map(|holds| holds.wrong_with(&output)),
             );
             if let Some(why) = wrong.next() {
@@ -154,7 +158,7 @@ impl<'a> Bed<'a> {
             server.succeed(deadline)
         };
         let answered = answered.context("the server")?;
-        Ok(vec![("the client: ", said), ("the server: ", answered)])
+        Ok(vec![("the client: ", said), (SERVER, answered)])
     }
 
     /// A program with the libraries in front, in the network namespace of this name if there is one.
