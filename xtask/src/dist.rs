@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use xshell::cmd;
 
+use crate::nightly;
 use crate::workspace::Workspace;
 
 /// A library that is built, and how.
@@ -72,7 +73,7 @@ impl Dist {
             Some(out) => Workspace::absolute(out)?,
             None => workspace.target.join("dist"),
         };
-        build(&workspace, &out)?;
+        build(&workspace, &out, Kind::Usual)?;
         if let Some(program) = &self.check {
             let fits = check::check(program, &out)?;
             return Ok(if fits {
@@ -91,28 +92,27 @@ impl Dist {
     }
 }
 
+/// How the libraries are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Usual,
+    /// With AddressSanitizer, whose own library programs must load first.
+    Sanitized,
+}
+
 /// Builds the libraries into a folder.
-fn build(workspace: &Workspace, out: &Path) -> Result<()> {
+fn build(workspace: &Workspace, out: &Path, kind: Kind) -> Result<()> {
     workspace.shell.create_dir(out)?;
     LIBRARIES
         .iter()
-        .try_for_each(|library| library.build(workspace, out))
+        .try_for_each(|library| library.build(workspace, out, kind))
 }
 
 impl Library {
-    fn build(&self, workspace: &Workspace, out: &Path) -> Result<()> {
+    fn build(&self, workspace: &Workspace, out: &Path, kind: Kind) -> Result<()> {
         let sh = &workspace.shell;
+        let archive = self.archive(workspace, kind)?;
         let package = self.package;
-        // Each by itself, so that a feature has nothing else built twice.
-        let folder = workspace.target.join("drop-in");
-        let features = self.feature.iter().flat_map(|name| ["--features", name]);
-        cmd!(
-            sh,
-            "cargo rustc --locked --release --package {package} {features...}
-             --crate-type staticlib --target-dir {folder}"
-        )
-        .run()?;
-        let archive = folder.join("release").join(self.archive);
         let versions = workspace.root.join(package).join(self.versions);
         let (name, versions) = (
             format!("-Wl,-soname,{}", self.name),
@@ -122,23 +122,63 @@ impl Library {
         // Programs that run have the old one mapped: it is replaced, not written over.
         let part = out.join(format!("{}.part", self.name));
         let calls = self.calls.map(|name| out.join(name));
+        // Where something is found, one wants to know the line.
+        let (strip, sanitizer) = match kind {
+            Kind::Usual => (Some("-Wl,--strip-debug"), None),
+            Kind::Sanitized => (None, Some("-lasan")),
+        };
         // Rust cannot say under which version a symbol is: the C compiler links, as a C library's. The library
         // has threads, so it stays in a process that is done with it.
         cmd!(
             sh,
             "cc -shared -o {part} {name} {versions} -Wl,--whole-archive {archive} -Wl,--no-whole-archive
-             {calls...} -Wl,-Bsymbolic -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,nodelete -Wl,-z,defs
-             -lgcc_s -lpthread -ldl -lm -lc"
+             {calls...} -Wl,-Bsymbolic -Wl,--gc-sections {strip...} -Wl,-z,nodelete -Wl,-z,defs
+             {sanitizer...} -lgcc_s -lpthread -ldl -lm -lc"
         )
         .run()?;
         fs::rename(&part, &library).with_context(|| format!("cannot make {}", library.display()))
     }
+
+    /// Compiles what is linked into the library.
+    fn archive(&self, workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
+        let sh = &workspace.shell;
+        let package = self.package;
+        let features = self.feature.iter().flat_map(|name| ["--features", name]);
+        // Each by itself, so that a feature has nothing else built twice.
+        let (toolchain, folder, flags, target) = match kind {
+            Kind::Usual => (None, "drop-in", None, None),
+            Kind::Sanitized => (
+                Some("+nightly"),
+                "drop-in-asan",
+                Some(nightly::ADDRESS),
+                Some(nightly::target(sh)?),
+            ),
+        };
+        let folder = workspace.target.join(folder);
+        let targets = target.iter().flat_map(|target| ["--target", target]);
+        let mut compile = cmd!(
+            sh,
+            "cargo {toolchain...} rustc --locked --release --package {package} {features...}
+             --crate-type staticlib {targets...} --target-dir {folder}"
+        );
+        if let Some(flags) = flags {
+            compile = compile.env("RUSTFLAGS", flags);
+        }
+        compile.run()?;
+        let folder = target
+            .as_ref()
+            .map_or(folder.clone(), |target| folder.join(target));
+        Ok(folder.join("release").join(self.archive))
+    }
 }
 
 /// Builds the libraries where they are built by default, and gives the folder.
-pub fn build_default(workspace: &Workspace) -> Result<PathBuf> {
-    let out = workspace.target.join("dist");
-    build(workspace, &out)?;
+pub fn build_default(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
+    let out = workspace.target.join(match kind {
+        Kind::Usual => "dist",
+        Kind::Sanitized => "dist-asan",
+    });
+    build(workspace, &out, kind)?;
     Ok(out)
 }
 
@@ -162,7 +202,7 @@ impl Run {
     /// Runs a program with the libraries in front of the system's; its exit status is ours.
     pub fn run(self) -> Result<ExitCode> {
         let workspace = Workspace::locate()?;
-        let out = build_default(&workspace)?;
+        let out = build_default(&workspace, Kind::Usual)?;
         let (program, arguments) = self.program.split_first().context("no program")?;
         let status = Command::new(program)
             .args(arguments)

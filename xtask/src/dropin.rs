@@ -8,6 +8,7 @@ pub mod cases;
 mod process;
 mod report;
 mod run;
+mod sanitizer;
 mod scenery;
 
 use std::collections::BTreeSet;
@@ -19,7 +20,8 @@ use clap::Args;
 
 use self::report::{Report, Verdict};
 use self::run::Bed;
-use crate::dist;
+use self::sanitizer::Sanitizer;
+use crate::dist::{self, Kind};
 use crate::workspace::Workspace;
 
 /// Arguments of `cargo xtask dropin`.
@@ -37,6 +39,9 @@ pub struct Dropin {
     /// Say which Debian packages that takes, and run nothing
     #[arg(long, conflicts_with = "list")]
     packages: bool,
+    /// Build the libraries with AddressSanitizer (with the nightly toolchain), and fail if it finds something
+    #[arg(long)]
+    asan: bool,
 }
 
 impl Dropin {
@@ -61,7 +66,14 @@ impl Dropin {
         }
         let workspace = Workspace::locate()?;
         let json = self.json.as_deref().map(Workspace::absolute).transpose()?;
-        let mut bed = Bed::new(&workspace, dist::build_default(&workspace)?)?;
+        let kind = if self.asan {
+            Kind::Sanitized
+        } else {
+            Kind::Usual
+        };
+        let sanitizer = self.asan.then(|| Sanitizer::new(&workspace)).transpose()?;
+        let libraries = dist::build_default(&workspace, kind)?;
+        let mut bed = Bed::new(&workspace, libraries, sanitizer.as_ref())?;
         let mut report = Report::default();
         println!("{}", report::head());
         for case in &cases {
@@ -73,6 +85,7 @@ impl Dropin {
         if let Some(path) = json {
             report.write(&path)?;
         }
-        Ok(ExitCode::from(u8::from(report.failed() > 0)))
+        let found = sanitizer.as_ref().map_or(Ok(0), Sanitizer::show)?;
+        Ok(ExitCode::from(u8::from(report.failed() + found > 0)))
     }
 }

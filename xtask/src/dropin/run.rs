@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::case::{ADDRESS, Case, PORT, Place, Run};
 use super::process::{self, Started};
+use super::sanitizer::Sanitizer;
 use super::scenery;
 use crate::dist::{self, SEARCH_PATH};
 use crate::hosts::Hosts;
@@ -30,19 +31,25 @@ pub struct Bed<'a> {
     /// The folder of the libraries.
     libraries: PathBuf,
     logs: PathBuf,
+    sanitizer: Option<&'a Sanitizer>,
     /// Made for the first case that needs them.
     hosts: Option<Hosts<'a>>,
 }
 
 impl<'a> Bed<'a> {
     /// Programs find the libraries in this folder.
-    pub fn new(workspace: &'a Workspace, libraries: PathBuf) -> Result<Self> {
+    pub fn new(
+        workspace: &'a Workspace,
+        libraries: PathBuf,
+        sanitizer: Option<&'a Sanitizer>,
+    ) -> Result<Self> {
         let logs = workspace.target.join("dropin");
         fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         Ok(Self {
             workspace,
             libraries,
             logs,
+            sanitizer,
             hosts: None,
         })
     }
@@ -189,6 +196,9 @@ impl<'a> Bed<'a> {
             .env(SEARCH_PATH, dist::search_path(&self.libraries)?)
             .envs(case.environment.iter().copied())
             .current_dir(folder);
+        if let Some(sanitizer) = self.sanitizer {
+            sanitizer.load(&mut command);
+        }
         Ok(command)
     }
 
