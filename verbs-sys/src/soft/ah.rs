@@ -11,6 +11,8 @@ use crate::ffi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_pd};
 const NEXT_HEADER_IBA: u8 = 0x1b;
 /// Protocol number of UDP, in which RoCE v2 travels.
 const UDP: u8 = 17;
+/// In the kind of a header.
+const OVER_UDP: u32 = 8;
 /// Bytes of UDP, transport and datagram headers and the check behind the payload.
 const AROUND_PAYLOAD: usize = 8 + 12 + 8 + 4;
 
@@ -75,6 +77,16 @@ impl Ah {
 }
 
 impl Route {
+    /// What a completion says in place of a service level, of which Ethernet has none: the kind of header in front of a
+    /// datagram, as Mellanox's devices number them. UCX looks there for where the addresses are.
+    pub(super) fn kind(&self) -> u32 {
+        let version = match (ipv4(&self.sgid), ipv4(&self.dgid)) {
+            (Some(_), Some(_)) => 2,
+            _ => 1,
+        };
+        OVER_UDP | version
+    }
+
     /// What stands before a received payload of so many bytes: an IPv6-like header, or for IPv4
     /// addresses 20 undefined bytes (here zero) and an IPv4 header.
     pub(super) fn grh(&self, payload: usize) -> [u8; 40] {

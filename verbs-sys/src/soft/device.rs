@@ -244,8 +244,9 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
     filled.max_qp_rd_atom = qp::MAX_RD_ATOMIC.into();
     filled.max_qp_init_rd_atom = qp::MAX_RD_ATOMIC.into();
     filled.max_res_rd_atom = c_int::from(qp::MAX_RD_ATOMIC) * MAX_QP as c_int;
-    // Atomic among all accesses by processor instructions: these are such instructions.
-    filled.atomic_cap = IBV_ATOMIC_GLOB;
+    // They are atomic among all accesses by processor instructions, as they are such instructions, which would be
+    // IBV_ATOMIC_GLOB. But hardly a device says that, and programs ask whether it is the other.
+    filled.atomic_cap = IBV_ATOMIC_HCA;
     filled.max_ah = c_int::MAX;
     filled.max_srq = MAX_SRQ as c_int;
     filled.max_srq_wr = qp::MAX_WR as c_int;

@@ -64,6 +64,8 @@ pub enum Place {
 pub enum Holds {
     /// It has these words.
     Says(&'static str),
+    /// Of a pair, the client's output has them.
+    ClientSays(&'static str),
     /// It has a line of a table for each power of two, from the first to the last: the size of messages, in bytes. Of
     /// a pair, the client's output.
     Rows(u32, u32),
@@ -179,13 +181,13 @@ impl Case {
 impl Holds {
     /// Whether it is for servers, too.
     pub fn is_for_servers(self) -> bool {
-        !matches!(self, Self::Rows(..))
+        !matches!(self, Self::Rows(..) | Self::ClientSays(_))
     }
 
     /// Why it does not hold of this output, if so.
     pub fn wrong_with(self, output: &str) -> Option<String> {
         match self {
-            Self::Says(words) => {
+            Self::Says(words) | Self::ClientSays(words) => {
                 (!output.contains(words)).then(|| format!("it does not say {words:?}"))
             }
             Self::Rows(first, last) => {

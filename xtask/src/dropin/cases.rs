@@ -7,6 +7,7 @@ mod perftest;
 mod perftest_cm;
 pub mod pyverbs;
 mod rdmacm_utils;
+mod ucx;
 
 use super::case::Case;
 
@@ -20,6 +21,7 @@ pub fn all() -> Vec<Case> {
         perftest_cm::cases(),
         libfabric::cases(),
         perftest::cases(),
+        ucx::cases(),
     ]
     .concat()
 }

@@ -7,24 +7,35 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// What lies below `/sys/class`: the device's network interface is that of the host's own address.
-const SYSFS: &str = "infiniband/soft0/device/net/lo";
+/// Puts files over `/sys/class` and `/dev`, by way of the empty folder that is the first argument, and becomes the
+/// program of the others.
+///
+/// In sysfs there is the device's network interface, that of the host's own address. Below `/dev/infiniband` is the
+/// device, which nobody opens: it has to be a character device. What else is mounted below `/dev` is hidden, but for
+/// the place of shared memory.
+const SCRIPT: &str = r#"
+set -e
+mount -t tmpfs scenery "$1"
+mkdir -p "$1/class/infiniband/soft0/device/net/lo" "$1/dev/infiniband" "$1/shm"
+ln -s /dev/null "$1/dev/infiniband/soft0"
+mount --bind /dev/shm "$1/shm"
+mount -t overlay -o "lowerdir=$1/class:/sys/class" scenery /sys/class
+mount -t overlay -o "lowerdir=$1/dev:/dev" scenery /dev
+mount --move "$1/shm" /dev/shm
+shift
+exec "$@"
+"#;
 
-/// Mounts the folder of the first argument over `/sys/class`, and becomes the program of the others.
-const SCRIPT: &str =
-    r#"set -e; mount -t overlay -o "lowerdir=$1:/sys/class" soft0 /sys/class; shift; exec "$@""#;
-
-/// The same command behind the scenery, which is kept in a folder. What the command's environment and folder shall be is
-/// to be said of what this gives.
+/// The same command behind the scenery, which is mounted in a folder. What the command's environment and folder shall
+/// be is to be said of what this gives.
 pub fn before(command: &Command, folder: &Path) -> Result<Command> {
-    let class = folder.join("scenery");
-    let device = class.join(SYSFS);
-    fs::create_dir_all(&device).with_context(|| format!("cannot make {}", device.display()))?;
+    let mounted = folder.join("scenery");
+    fs::create_dir_all(&mounted).with_context(|| format!("cannot make {}", mounted.display()))?;
     let mut before = Command::new("unshare");
     before
         .args(["--mount", "--propagation", "private"])
         .args(["sh", "-c", SCRIPT, "sh"])
-        .arg(class)
+        .arg(mounted)
         .arg(command.get_program())
         .args(command.get_args());
     Ok(before)

@@ -406,7 +406,7 @@ impl Qp {
             Ok(()) => {
                 let imm = (header.flags & WITH_IMM != 0).then_some(header.imm);
                 Outcome {
-                    source: Some(header.src_qpn),
+                    source: Some(header.src_qpn & state::MASK_24 | header.route.kind() << 24),
                     ..received(message.len() as u32, imm)
                 }
             }

@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::requester;
+use super::{requester, state};
 use crate::ffi::{
     IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_recv_wr,
     ibv_sge, ibv_wc, ibv_wc_opcode, ibv_wc_status,
@@ -120,7 +120,9 @@ impl Slot {
             };
         }
         if word & HAS_SOURCE != 0 {
-            wc.src_qp = self.source.load(Ordering::Relaxed);
+            let source = self.source.load(Ordering::Relaxed);
+            wc.src_qp = source & state::MASK_24;
+            wc.sl = (source >> 24) as u8;
             wc.wc_flags |= IBV_WC_GRH;
         }
     }

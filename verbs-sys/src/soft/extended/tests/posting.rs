@@ -297,6 +297,8 @@ fn datagrams_are_answered_by_what_came_with_them() {
     send(&a, to_b, b.qpn(), b"question");
     let wc = b.next();
     assert_eq!((wc.byte_len, wc.imm_data, wc.src_qp), (48, 9, a.qpn()));
+    let is_ipv4 = memory[1].get(2).to_ne_bytes()[4] == 0x45;
+    assert_eq!(wc.sl, if is_ipv4 { 10 } else { 9 });
     assert_eq!(memory[1].get(5).to_ne_bytes(), *b"question");
     let grh = memory[1].start().cast::<ibv_grh>();
     // SAFETY: the context is open, and 40 bytes stand before the datagram.
