@@ -75,7 +75,7 @@ impl Ports {
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`; `EADDRNOTAVAIL` if all ports are taken.
+    /// `EADDRINUSE`; `EADDRNOTAVAIL` if all ports are taken, or either address stands for all.
     pub fn claim(
         &mut self,
         space: rdma_port_space,
@@ -96,7 +96,7 @@ impl Ports {
                     self.note(space, address, key, shares);
                     return Ok((address, socket));
                 }
-                Err(Errno::ADDRINUSE) => {}
+                Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -170,7 +170,7 @@ impl Ports {
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`: it may not.
+    /// `EADDRINUSE` or `EADDRNOTAVAIL`: it may not.
     fn check(
         &self,
         space: rdma_port_space,
@@ -188,7 +188,7 @@ impl Ports {
         if shares && first.shares && others.all(|owner| owner.shares) {
             Ok(true)
         } else {
-            Err(Errno::ADDRINUSE)
+            Err(taken(ip, first.ip))
         }
     }
 
@@ -202,8 +202,19 @@ impl Ports {
         let is_shared = self.check(space, address, key, shares)?;
         match bind_name(space, address) {
             Err(Errno::ADDRINUSE) if is_shared => Ok(None),
+            Err(Errno::ADDRINUSE) => Err(taken(address.ip(), address.ip())),
             other => other.map(Some),
         }
+    }
+}
+
+/// What the kernel's rdma_cm says of an address that another one is in the way of: all addresses are not available, a
+/// single one is in use.
+fn taken(wanted: IpAddr, there: IpAddr) -> Errno {
+    if wanted.is_unspecified() || there.is_unspecified() {
+        Errno::ADDRNOTAVAIL
+    } else {
+        Errno::ADDRINUSE
     }
 }
 
@@ -236,15 +247,21 @@ mod tests {
             .unwrap();
         assert_ne!(first.port(), 0);
         let all = SocketAddr::new(address("0.0.0.0:0").ip(), first.port());
-        for taken in [first, all] {
+        for (taken, error) in [(first, Errno::ADDRINUSE), (all, Errno::ADDRNOTAVAIL)] {
             let again = ports.claim(RDMA_PS_TCP, taken, 2, true).map(|(at, _)| at);
-            assert_eq!(again, Err(Errno::ADDRINUSE), "{taken}");
+            assert_eq!(again, Err(error), "{taken}");
         }
         // Another process sees the name.
         let again = Ports::default()
             .claim(RDMA_PS_TCP, first, 2, true)
             .map(|(at, _)| at);
         assert_eq!(again, Err(Errno::ADDRINUSE));
+        let everywhere = address("0.0.0.0:0");
+        let (all, _all) = ports.claim(RDMA_PS_TCP, everywhere, 5, false).unwrap();
+        let again = Ports::default()
+            .claim(RDMA_PS_TCP, all, 6, false)
+            .map(|(at, _)| at);
+        assert_eq!(again, Err(Errno::ADDRNOTAVAIL));
         // Other port spaces and other addresses are apart.
         assert!(ports.claim(RDMA_PS_UDP, first, 3, false).is_ok());
         let other = SocketAddr::new(address("127.0.0.2:0").ip(), first.port());
