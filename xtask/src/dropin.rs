@@ -8,6 +8,7 @@ pub mod cases;
 mod process;
 mod report;
 mod run;
+mod rust;
 mod sanitizer;
 mod scenery;
 
@@ -58,7 +59,11 @@ impl Dropin {
             return Ok(ExitCode::SUCCESS);
         }
         if self.packages {
-            let packages: BTreeSet<&str> = cases.iter().map(|case| case.package).collect();
+            let packages: BTreeSet<&str> = cases
+                .iter()
+                .map(|case| case.package)
+                .filter(|package| !package.starts_with('('))
+                .collect();
             for package in packages {
                 println!("{package}");
             }

@@ -142,6 +142,11 @@ pub(crate) unsafe fn open(device: *mut ibv_device, options: &Options) -> *mut ib
         Process::release(process);
         return objects::null(error);
     }
+    tracing::debug!(
+        slot = process.slot,
+        ?options,
+        "the software device is opened"
+    );
     let mut verbs = verbs_context::zeroed();
     verbs.sz = size_of::<verbs_context>();
     verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;

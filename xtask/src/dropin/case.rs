@@ -16,9 +16,10 @@ pub const ADDRESS: &str = "{address}";
 pub struct Case {
     /// As it is reported, and chosen with `--only`.
     pub name: String,
-    /// The Debian package that has the program, or what it is compiled with.
+    /// The Debian package that has the program, or what it is compiled with; or another kind, in parentheses.
     pub package: &'static str,
-    /// A program that is installed; or the C source of one of ours, a path below the workspace's folder.
+    /// A program that is installed; the C source of one of ours, a path below the workspace's folder; or a Rust program
+    /// of others, as [`super::rust`] names it.
     pub program: &'static str,
     pub run: Run,
     /// Makes the folder in which it runs, below this one; otherwise it runs in this one.
@@ -125,7 +126,12 @@ impl Case {
             *place = Place::TwoHosts;
         }
         self.name += ", two hosts";
-        self.environment.push(("VERBS_SOFT_LISTEN", "0.0.0.0"));
+        self.with_environment("VERBS_SOFT_LISTEN", "0.0.0.0")
+    }
+
+    /// The same with one more variable of the environment.
+    pub fn with_environment(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, value));
         self
     }
 

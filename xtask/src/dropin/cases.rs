@@ -1,5 +1,6 @@
 //! The table of what is run.
 
+mod crates;
 mod ibverbs_utils;
 mod libfabric;
 mod librdmacm_dev;
@@ -20,6 +21,7 @@ pub fn all() -> Vec<Case> {
         librdmacm_dev::cases(),
         perftest_cm::cases(),
         libfabric::cases(),
+        crates::cases(),
         perftest::cases(),
         ucx::cases(),
     ]

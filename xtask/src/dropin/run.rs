@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::case::{ADDRESS, Case, PORT, Place, Run};
 use super::process::{self, Started};
+use super::rust;
 use super::sanitizer::Sanitizer;
 use super::scenery;
 use crate::dist::{self, SEARCH_PATH};
@@ -56,15 +57,15 @@ impl<'a> Bed<'a> {
 
     /// Runs a case: an error says why it failed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = || Instant::now() + PATIENCE;
         let outputs = match &case.run {
             Run::Alone(arguments) => {
                 let program = self.program(case.program, case.package)?;
                 let command = self.command(case, &program, arguments, None)?;
                 let mut started = Started::new(command, self.logs.join("alone.txt"))?;
-                vec![("", started.succeed(deadline)?)]
+                vec![("", started.succeed(deadline())?)]
             }
-            Run::Pair { .. } => self.run_pair(case, deadline)?,
+            Run::Pair { .. } => self.run_pair(case, deadline())?,
         };
         for (who, output) in outputs {
             let wrong = output
@@ -83,8 +84,11 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
-    /// Where a program is. One of ours is compiled.
+    /// Where a program is. One of ours is compiled, and so are Rust programs of others.
     fn program(&self, name: &str, package: &str) -> Result<PathBuf> {
+        if name.starts_with(rust::SCHEME) {
+            return rust::build(self.workspace, name);
+        }
         let Some(stem) = name.strip_suffix(".c") else {
             process::check(name, package)?;
             return Ok(name.into());
