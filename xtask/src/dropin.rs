@@ -6,6 +6,7 @@
 mod case;
 pub mod cases;
 mod process;
+mod ratios;
 mod report;
 mod run;
 mod rust;
@@ -43,6 +44,9 @@ pub struct Dropin {
     /// Build the libraries with AddressSanitizer (with the nightly toolchain), and fail if it finds something
     #[arg(long)]
     asan: bool,
+    /// Run no case, but report what perftest measures beside the bare calls of the kernel, and what a start costs
+    #[arg(long, conflicts_with_all = ["only", "json", "list", "packages", "asan"])]
+    ratios: bool,
 }
 
 impl Dropin {
@@ -78,11 +82,15 @@ impl Dropin {
         };
         let sanitizer = self.asan.then(|| Sanitizer::new(&workspace)).transpose()?;
         let libraries = dist::build_default(&workspace, kind)?;
-        let mut bed = Bed::new(&workspace, libraries, sanitizer.as_ref())?;
+        let mut bed = Bed::new(&workspace, libraries.clone(), sanitizer.as_ref())?;
+        if self.ratios {
+            ratios::print(&workspace, &mut bed, &libraries)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let mut report = Report::default();
         println!("{}", report::head());
         for case in &cases {
-            let verdict = Verdict::of(case, || bed.run(case));
+            let verdict = Verdict::of(case, || bed.run(case).map(drop));
             println!("{}", verdict.row());
             report.verdicts.push(verdict);
         }

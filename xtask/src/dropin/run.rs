@@ -55,8 +55,8 @@ impl<'a> Bed<'a> {
         })
     }
 
-    /// Runs a case: an error says why it failed.
-    pub fn run(&mut self, case: &Case) -> Result<()> {
+    /// Runs a case, and gives what the program has said, of a pair the client. An error says why it failed.
+    pub fn run(&mut self, case: &Case) -> Result<String> {
         let deadline = || Instant::now() + PATIENCE;
         let outputs = match &case.run {
             Run::Alone(arguments) => {
@@ -67,21 +67,22 @@ impl<'a> Bed<'a> {
             }
             Run::Pair { .. } => self.run_pair(case, deadline())?,
         };
-        for (who, output) in outputs {
+        for (who, output) in &outputs {
             let wrong = output
                 .contains(NO_VERSIONS)
                 .then(|| "the loader misses versions".to_owned());
             let mut wrong = wrong.into_iter().chain(
                 case.holds
                     .iter()
-                    .filter(|holds| who != SERVER || holds.is_for_servers())
-                    .filter_map(|holds| holds.wrong_with(&output)),
+                    .filter(|holds| *who != SERVER || holds.is_for_servers())
+                    .filter_map(|holds| holds.wrong_with(output)),
             );
             if let Some(why) = wrong.next() {
                 bail!("{who}{why}; it said: {output}");
             }
         }
-        Ok(())
+        let first = outputs.into_iter().next();
+        Ok(first.map(|(_, output)| output).unwrap_or_default())
     }
 
     /// Where a program is. One of ours is compiled, and so are Rust programs of others.
