@@ -5,7 +5,9 @@ use std::ptr;
 use std::sync::PoisonError;
 
 use rustix::io::Errno;
-use verbs_sys::ffi::{ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr};
+use verbs_sys::ffi::{
+    ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
+};
 
 use crate::address::{errno_of, gid_of};
 use crate::shared::Shared;
@@ -176,6 +178,15 @@ impl Device {
     }
 }
 
+/// The device whose connections are made here. Those of real ones are the kernel's to manage.
+const SOFT: &[u8] = b"soft0\0";
+
+fn is_soft(device: &ibv_device) -> bool {
+    let name = device.name.iter().map(|&byte| byte as u8);
+    name.take(SOFT.len()).eq(SOFT.iter().copied())
+}
+
+/// Every device that is ours, opened.
 fn open_all() -> Vec<Device> {
     // SAFETY: no count is asked for.
     let list = unsafe { verbs::ibv_get_device_list(ptr::null_mut()) };
@@ -193,6 +204,10 @@ fn open_all() -> Vec<Device> {
         // SAFETY: as above.
         next = unsafe { next.add(1) };
         // SAFETY: a device of the list.
+        if !unsafe { is_soft(&*device) } {
+            continue;
+        }
+        // SAFETY: as above.
         let context = unsafe { verbs::ibv_open_device(device) };
         if !context.is_null() {
             devices.extend(Device::adopt(context));

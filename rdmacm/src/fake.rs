@@ -31,13 +31,22 @@ unsafe impl Send for Device {}
 // SAFETY: as for Send.
 unsafe impl Sync for Device {}
 
-fn device() -> *mut ibv_device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
-    let zeroed = || {
-        // SAFETY: integers and optional functions.
-        Device(unsafe { crate::abi::zeroed() })
-    };
-    (&raw const DEVICE.get_or_init(zeroed).0).cast_mut()
+/// Ours, and one that is not to be touched.
+fn devices() -> [*mut ibv_device; 2] {
+    static DEVICES: OnceLock<[Device; 2]> = OnceLock::new();
+    let devices = DEVICES.get_or_init(|| [b"rxe0".as_slice(), b"soft0"].map(named));
+    devices
+        .each_ref()
+        .map(|device| (&raw const device.0).cast_mut())
+}
+
+fn named(name: &[u8]) -> Device {
+    // SAFETY: integers and optional functions.
+    let mut device: ibv_device = unsafe { crate::abi::zeroed() };
+    for (to, from) in device.name.iter_mut().zip(name) {
+        *to = *from as _;
+    }
+    Device(device)
 }
 
 /// What a queue pair was told: each state with its attributes.
@@ -52,15 +61,17 @@ pub fn states(qp: *mut ibv_qp) -> Vec<ibv_qp_state> {
 }
 
 pub unsafe fn ibv_get_device_list(_count: *mut c_int) -> *mut *mut ibv_device {
-    Box::into_raw(Box::new([device(), ptr::null_mut()])).cast()
+    let [other, ours] = devices();
+    Box::into_raw(Box::new([other, ours, ptr::null_mut()])).cast()
 }
 
 pub unsafe fn ibv_free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: made above.
-    drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+    drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 3]>()) });
 }
 
 pub unsafe fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    assert_eq!(device, devices()[1], "a device that is not ours was opened");
     // SAFETY: integers, pointers and optional functions.
     let mut context: ibv_context = unsafe { crate::abi::zeroed() };
     context.device = device;

@@ -1,36 +1,33 @@
 //! The calls of libibverbs that the software device answers, under the names of the C library.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 
-use super::log;
+use super::real::theirs;
 use crate::ffi::*;
 use crate::soft::{self, PROVIDER};
 
-/// Exports calls of the provider: same arguments, same results.
+/// Exports calls of the provider: same arguments, same results. The first argument tells whose they are.
 macro_rules! forward {
-    ($($name:ident = $call:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)+) => {$(
+    ($($name:ident = $call:ident($first:ident: $of:ty $(, $arg:ident: $type:ty)*) -> $result:ty;)+) => {$(
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
         ///
         /// As the man page says.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+        pub unsafe extern "C" fn $name($first: $of $(, $arg: $type)*) -> $result {
+            theirs!($first, $name($first: $of $(, $arg: $type)*) -> $result);
             // SAFETY: the provider's contract is the man page's.
-            unsafe { (PROVIDER.$call)($($arg),*) }
+            unsafe { (PROVIDER.$call)($first $(, $arg)*) }
         }
     )+};
 }
 
 forward! {
-    ibv_free_device_list = free_device_list(list: *mut *mut ibv_device);
     ibv_get_device_guid = get_device_guid(device: *mut ibv_device) -> u64;
-    ibv_open_device = open_device(device: *mut ibv_device) -> *mut ibv_context;
-    ibv_close_device = close_device(context: *mut ibv_context) -> c_int;
     ibv_query_device = query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
     ibv_query_gid = query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     ibv_query_pkey = query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int;
-    ibv_ack_async_event = ack_async_event(event: *mut ibv_async_event);
     ibv_alloc_pd = alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     ibv_dealloc_pd = dealloc_pd(pd: *mut ibv_pd) -> c_int;
     ibv_reg_mr = reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr;
@@ -40,7 +37,7 @@ forward! {
     ibv_destroy_ah = destroy_ah(ah: *mut ibv_ah) -> c_int;
     ibv_create_comp_channel = create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     ibv_destroy_comp_channel = destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-    ibv_ack_cq_events = ack_cq_events(cq: *mut ibv_cq, events: u32);
+    ibv_ack_cq_events = ack_cq_events(cq: *mut ibv_cq, events: u32) -> ();
     ibv_create_cq = create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq;
     ibv_resize_cq = resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;
     ibv_destroy_cq = destroy_cq(cq: *mut ibv_cq) -> c_int;
@@ -52,51 +49,6 @@ forward! {
     ibv_modify_srq = modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
     ibv_query_srq = query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;
     ibv_destroy_srq = destroy_srq(srq: *mut ibv_srq) -> c_int;
-}
-
-/// ibv_get_device_list(3).
-///
-/// # Safety
-///
-/// As the man page says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    log::start();
-    // SAFETY: the provider's contract is the man page's.
-    unsafe { (PROVIDER.get_device_list)(count) }
-}
-
-/// ibv_get_device_name(3).
-///
-/// # Safety
-///
-/// As the man page says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: a device of the list; the name ends in a 0.
-    unsafe { (&raw const (*device).name).cast() }
-}
-
-/// ibv_get_device_index(3): there is none, as the kernel does not know the device.
-///
-/// # Safety
-///
-/// As the man page says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
-    -1
-}
-
-/// ibv_fork_init(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_fork_init() -> c_int {
-    (PROVIDER.fork_init)()
-}
-
-/// ibv_is_fork_initialized(3): `IBV_FORK_UNNEEDED`.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_is_fork_initialized() -> c_int {
-    2
 }
 
 /// Bytes of the structure that callers of the symbol know: all but what came later.
@@ -113,6 +65,7 @@ pub unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
+    theirs!(context, ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int);
     // SAFETY: by the caller's promise.
     unsafe { query_port_sized(context, port, attr, OLD_PORT_ATTR) }
 }
@@ -154,6 +107,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    theirs!(pd, ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c_int) -> *mut ibv_mr);
     // SAFETY: as here.
     unsafe { ibv_reg_mr_iova2(pd, addr, len, iova, access as u32) }
 }
@@ -171,6 +125,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut ibv_mr {
+    theirs!(pd, ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> *mut ibv_mr);
     // The upper bits say what a device may leave out.
     let access = access & (IBV_ACCESS_OPTIONAL_FIRST - 1);
     // SAFETY: by the caller's promise.
@@ -187,29 +142,29 @@ pub(super) fn set_errno(code: c_int) {
 
 /// Exports calls that only C programs make: same arguments, same results.
 macro_rules! export {
-    ($($name:ident = $call:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)+) => {$(
+    ($($name:ident = $call:ident($first:ident: $of:ty $(, $arg:ident: $type:ty)*) -> $result:ty;)+) => {$(
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
         ///
         /// As the man page says.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+        pub unsafe extern "C" fn $name($first: $of $(, $arg: $type)*) -> $result {
+            theirs!($first, $name($first: $of $(, $arg: $type)*) -> $result);
             // SAFETY: the contract is the man page's.
-            unsafe { soft::$call($($arg),*) }
+            unsafe { soft::$call($first $(, $arg)*) }
         }
     )+};
 }
 
 export! {
     ibv_qp_to_qp_ex = qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
-    ibv_import_device = import_device(cmd_fd: c_int) -> *mut ibv_context;
     ibv_import_pd = import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd;
-    ibv_unimport_pd = unimport_pd(pd: *mut ibv_pd);
+    ibv_unimport_pd = unimport_pd(pd: *mut ibv_pd) -> ();
     ibv_import_mr = import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr;
-    ibv_unimport_mr = unimport_mr(mr: *mut ibv_mr);
+    ibv_unimport_mr = unimport_mr(mr: *mut ibv_mr) -> ();
     ibv_import_dm = import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm;
-    ibv_unimport_dm = unimport_dm(dm: *mut ibv_dm);
+    ibv_unimport_dm = unimport_dm(dm: *mut ibv_dm) -> ();
 }
 
 /// ibv_init_ah_from_wc(3): 0, or -1.
@@ -225,6 +180,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
+    theirs!(context, ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh, attr: *mut ibv_ah_attr) -> c_int);
     // SAFETY: by the caller's promise.
     match unsafe { soft::init_ah_from_wc(context, port, &*wc, grh) } {
         Some(found) => {
@@ -248,6 +204,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    theirs!(pd, ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port: u8) -> *mut ibv_ah);
     // SAFETY: by the caller's promise.
     match unsafe { soft::init_ah_from_wc((*pd).context, port, &*wc, grh) } {
         // SAFETY: as above.
@@ -270,6 +227,7 @@ pub unsafe extern "C" fn ibv_get_pkey_index(
     port: u8,
     pkey: u16,
 ) -> c_int {
+    theirs!(context, ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int);
     let mut found = 0;
     // SAFETY: by the caller's promise, and a place for the result.
     let code = unsafe { (PROVIDER.query_pkey)(context, port, 0, &raw mut found) };

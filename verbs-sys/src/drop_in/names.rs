@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
+use super::real::{self, call};
 use crate::ffi::*;
 
 fn name(names: &[&'static CStr], number: c_int) -> *const c_char {
@@ -89,10 +90,21 @@ pub extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
         IBV_EVENT_SQ_DRAINED => c"send queue drained",
         IBV_EVENT_SRQ_LIMIT_REACHED => c"SRQ limit reached",
         IBV_EVENT_QP_LAST_WQE_REACHED => c"last WQE reached",
-        // The device raises no others.
-        _ => c"unknown",
+        // Ours raises no others.
+        _ => {
+            let of_real =
+                |real| call!(real, ibv_event_type_str(event: ibv_event_type) -> *const c_char);
+            return real::loaded().map_or(c"unknown".as_ptr(), of_real);
+        }
     };
     text.as_ptr()
+}
+
+/// What the system's library makes of a rate that is not among these, or `unknown`.
+macro_rules! rate_of_real {
+    ($name:ident($number:ident), $unknown:expr) => {
+        real::loaded().map_or($unknown, |real| call!(real, $name($number: c_int) -> c_int))
+    };
 }
 
 /// Static rates: the number, the multiple of 2.5 Gbit/s, and Mbit/s.
@@ -114,23 +126,35 @@ fn rate(find: impl Fn(&(c_int, c_int, c_int)) -> bool) -> Option<(c_int, c_int, 
 /// ibv_rate_to_mult(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mult(number: c_int) -> c_int {
-    rate(|rate| rate.0 == number).map_or(-1, |rate| rate.1)
+    match rate(|rate| rate.0 == number) {
+        Some(rate) => rate.1,
+        None => rate_of_real!(ibv_rate_to_mult(number), -1),
+    }
 }
 
 /// mult_to_ibv_rate(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
-    rate(|rate| rate.1 == mult).map_or(0, |rate| rate.0)
+    match rate(|rate| rate.1 == mult) {
+        Some(rate) => rate.0,
+        None => rate_of_real!(mult_to_ibv_rate(mult), 0),
+    }
 }
 
 /// ibv_rate_to_mbps(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mbps(number: c_int) -> c_int {
-    rate(|rate| rate.0 == number).map_or(-1, |rate| rate.2)
+    match rate(|rate| rate.0 == number) {
+        Some(rate) => rate.2,
+        None => rate_of_real!(ibv_rate_to_mbps(number), -1),
+    }
 }
 
 /// mbps_to_ibv_rate(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
-    rate(|rate| rate.2 == mbps).map_or(0, |rate| rate.0)
+    match rate(|rate| rate.2 == mbps) {
+        Some(rate) => rate.0,
+        None => rate_of_real!(mbps_to_ibv_rate(mbps), 0),
+    }
 }

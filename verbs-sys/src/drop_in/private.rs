@@ -39,19 +39,7 @@ macro_rules! nothing {
     )+};
 }
 
-// Of applications.
-not_supported! {
-    ibv_attach_mcast,
-    ibv_detach_mcast,
-    ibv_query_ece,
-    ibv_resolve_eth_l2_from_gid,
-    ibv_set_ece,
-}
-
-none! {
-    ibv_reg_dmabuf_mr,
-}
-
+// Of applications and of the connection manager.
 nothing! {
     ibv_copy_ah_attr_from_kern,
     ibv_copy_path_rec_from_kern,
@@ -59,7 +47,6 @@ nothing! {
     ibv_copy_qp_attr_from_kern,
     ibv_dofork_range,
     ibv_dontfork_range,
-    ibv_query_qp_data_in_order,
 }
 
 // Of drivers for real devices: none finds its device through this library.

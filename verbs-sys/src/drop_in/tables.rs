@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
+use super::real::theirs;
 use crate::ffi::*;
 use crate::soft::PROVIDER;
 
@@ -57,6 +58,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     len: usize,
 ) -> c_int {
+    theirs!(context, _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut GidEntry, flags: u32, len: usize) -> c_int);
     if flags != 0 || len < size_of::<GidEntry>() {
         return libc::EOPNOTSUPP;
     }
@@ -84,6 +86,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     len: usize,
 ) -> isize {
+    theirs!(context, _ibv_query_gid_table(context: *mut ibv_context, entries: *mut GidEntry, most: usize, flags: u32, len: usize) -> isize);
     if flags != 0 || len != size_of::<GidEntry>() {
         return -(libc::EOPNOTSUPP as isize);
     }
@@ -121,6 +124,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     gid_type: *mut u32,
 ) -> c_int {
+    theirs!(context, ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, gid_type: *mut u32) -> c_int);
     // SAFETY: by the caller's promise.
     match unsafe { row(context, port.into(), index) } {
         Ok(_) => {

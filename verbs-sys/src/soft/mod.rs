@@ -53,6 +53,8 @@ pub(crate) use objects::{
     import_dm, import_mr, import_pd, qp_to_qp_ex, reg_mr_iova, unimport_dm, unimport_mr,
     unimport_pd,
 };
+#[cfg(feature = "drop-in")]
+pub(crate) use options::switch_of;
 pub use options::{Listen, Options, RegistrationCost};
 
 use crate::provider::Provider;

@@ -174,6 +174,12 @@ fn parse_switch(text: &str) -> Option<bool> {
     }
 }
 
+/// A switch of the drop-in library's own, if the environment has it.
+#[cfg(feature = "drop-in")]
+pub(crate) fn switch_of(variable: &'static str) -> Option<bool> {
+    read(variable, "`0` or `1`", parse_switch)
+}
+
 fn read<T>(
     variable: &'static str,
     wanted: &'static str,
