@@ -76,6 +76,13 @@ impl Test {
             ),
         ];
         if !self.rdma_core {
+            steps.push((
+                "tests of the C library",
+                cmd!(
+                    sh,
+                    "cargo test --locked --package verbs-sys --features drop-in --lib drop_in"
+                ),
+            ));
             // `--cfg loom` rebuilds everything below mr-pool, so it has a folder of its own. Loom
             // tries every schedule: only optimised does it end in seconds.
             let target = workspace.target.join("loom");

@@ -4,6 +4,7 @@
 //! the results folder is shared for writing. Everything it needs lies in `target/vm`: nothing is
 //! installed, no rights are needed, and KVM is not used, so it runs wherever QEMU does.
 
+mod beside;
 mod emulator;
 mod guest;
 mod kernel;
@@ -43,9 +44,12 @@ pub struct Vm {
     /// Fetch the kernel and the launcher if they are not there, and do nothing else
     #[arg(long)]
     prepare: bool,
+    /// Run only what is about the drop-in library: programs on the guest's device and on `soft0`, listed together
+    #[arg(long)]
+    beside: bool,
     /// A command to run in the guest, with its arguments; without one: the verbs conformance tests,
-    /// the store's tests and the quick benchmark
-    #[arg(last = true, value_name = "COMMAND")]
+    /// the store's tests, programs on the drop-in library and the quick benchmark
+    #[arg(last = true, conflicts_with = "beside", value_name = "COMMAND")]
     command: Vec<String>,
 }
 
@@ -69,7 +73,9 @@ impl Vm {
         };
         empty(&results)?;
         let limit = Duration::from_secs(self.timeout * 60);
-        let steps = if self.command.is_empty() {
+        let steps = if self.beside {
+            vec![beside::step(&workspace)?]
+        } else if self.command.is_empty() {
             default_steps(&workspace, &results)?
         } else {
             vec![Step {
@@ -168,6 +174,7 @@ fn default_steps(workspace: &Workspace, results: &Path) -> Result<Vec<Step>> {
         .collect();
     steps.sort_by_key(|step| !step.name.contains("conformance"));
 
+    steps.push(beside::step(workspace)?);
     let bench = bench.to_string_lossy();
     let out = results.join("bench");
     let out = out.to_string_lossy();

@@ -20,6 +20,11 @@ echo "$devices"
 [[ $devices == *soft0*"$real"* ]] || fail "both devices shall be listed, soft0 first"
 [[ $(VERBS_SOFT_ONLY=1 ibv_devices) != *"$real"* ]] || fail "VERBS_SOFT_ONLY=1 shall leave $real out"
 ! VERBS_SOFT_ONLY=1 ibv_devinfo -d "$real" || fail "VERBS_SOFT_ONLY=1 shall leave $real out"
+export VERBS_SOFT_LOG=error
+copy=$(mktemp -d)
+cp "$libraries/libibverbs.so.1" "$copy"
+devices=$(LD_LIBRARY_PATH=$libraries:$copy ibv_devices)
+[[ $devices == *"$real"* ]] || fail "a copy of the library was taken for the system's"
 export VERBS_SOFT_LOG=warn
 [[ $(ibv_devinfo -v -d "$real") == "$want" ]] || fail "$real is not what it is without the library"
 ibv_devinfo -d soft0
