@@ -86,14 +86,22 @@ impl Test {
             // `--cfg loom` rebuilds everything below mr-pool, so it has a folder of its own. Loom
             // tries every schedule: only optimised does it end in seconds.
             let target = workspace.target.join("loom");
-            steps.push((
-                "loom: every schedule of the free lists",
-                cmd!(
+            for (name, what) in [
+                (
+                    "loom: every schedule of the locks of post and poll",
+                    ["verbs-sys", "--test=schedules"],
+                ),
+                (
+                    "loom: every schedule of the free lists",
+                    ["mr-pool", "--lib"],
+                ),
+            ] {
+                let step = cmd!(
                     sh,
-                    "cargo test --locked --release --package mr-pool --lib --target-dir {target}"
-                )
-                .env("RUSTFLAGS", "--cfg loom"),
-            ));
+                    "cargo test --locked --release --target-dir {target} --package {what...}"
+                );
+                steps.push((name, step.env("RUSTFLAGS", "--cfg loom")));
+            }
         }
         steps
     }

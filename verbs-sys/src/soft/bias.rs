@@ -16,17 +16,13 @@
 //! that it is inside, and few can have it. Where the kernel has no membarrier(2), or threads take turns, the lock
 //! stays an ordinary one.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
 
-use rustix::thread::{MembarrierCommand, membarrier};
-
+pub(super) use super::asymmetric::STREAK;
+use super::asymmetric::{
+    AtomicU32, AtomicU64, AtomicUsize, can_fence_everywhere, fence_everywhere, fence_here, thread,
+};
 use super::epoch::relax;
-
-/// Times in a row that one thread must have come the slow way before it gets the bias. Doubled with
-/// every time that the bias is taken away again.
-pub(super) const STREAK: u32 = 64;
 
 /// Threads that can have had the bias; for all others the lock is an ordinary one.
 pub(super) const PLACES: usize = 4;
@@ -77,9 +73,10 @@ impl Bias {
         let epoch = unsafe { epochs.get_unchecked(place) };
         let before = epoch.load(Ordering::Relaxed);
         debug_assert!(before & 1 == 0, "it is inside");
-        epoch.store(before.wrapping_add(1), Ordering::Relaxed);
+        // Whoever has waited for the last time, and sees this one instead, has seen that one's end.
+        epoch.store(before.wrapping_add(1), Ordering::Release);
         // The processor's fence is in the other's membarrier.
-        compiler_fence(Ordering::SeqCst);
+        fence_here();
         let inside = Inside(epoch);
         if self.owner.load(Ordering::Relaxed) == me {
             return Some(inside);
@@ -133,7 +130,7 @@ impl Bias {
     #[cold]
     pub(super) fn grant(&self, tell: impl FnOnce(usize)) {
         self.streak.store(0, Ordering::Relaxed);
-        if !can_bias() {
+        if !can_fence_everywhere() {
             return;
         }
         let me = thread();
@@ -158,69 +155,11 @@ impl Bias {
     }
 }
 
-/// A number of this thread that no other thread of the process has while this one lives; never 0.
-#[inline(always)]
-fn thread() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let block: usize;
-        // SAFETY: the thread pointer of the x86-64 ABI points at a block of the thread's own whose
-        // first word is its address ("ELF Handling For Thread-Local Storage", variant II).
-        unsafe {
-            core::arch::asm!("mov {}, fs:[0]", out(reg) block, options(nostack, preserves_flags, readonly, pure));
-        }
-        block
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        thread_local!(static OWN: u8 = const { 0 });
-        OWN.with(|own| core::ptr::from_ref(own).addr())
-    }
-}
-
-/// Whether [`fence_everywhere`] works here.
-fn can_bias() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    *CAN.get_or_init(|| {
-        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
-    })
-}
-
-/// A full fence in every thread of this process that is running.
-fn fence_everywhere() {
-    let fenced = || membarrier(MembarrierCommand::PrivateExpedited).is_ok();
-    // A forked child has to register anew.
-    if fenced() || (membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok() && fenced()) {
-        return;
-    }
-    // It worked before, so a filter of system calls was put in place since.
-    tracing::warn!("membarrier(2) has stopped working; waiting instead");
-    outwait();
-}
-
-/// In place of a fence elsewhere: a store leaves a processor within microseconds, whatever it does next.
-pub(super) fn outwait() {
-    let since = Instant::now();
-    while since.elapsed() < Duration::from_millis(20) {
-        std::thread::yield_now();
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::{Barrier, Mutex};
 
     use super::*;
-
-    #[test]
-    fn threads_have_numbers_of_their_own() {
-        let mine = thread();
-        assert_ne!(mine, 0);
-        assert_eq!(mine, thread());
-        let other = std::thread::spawn(thread).join().unwrap();
-        assert_ne!(mine, other);
-    }
 
     fn granted(bias: &Bias) -> Option<usize> {
         let mut told = None;
@@ -231,7 +170,7 @@ mod tests {
     #[test]
     fn a_thread_that_was_about_to_enter_disturbs_no_later_owner() {
         let (bias, epochs) = (Bias::default(), Epochs::default());
-        if !can_bias() {
+        if !can_fence_everywhere() {
             return;
         }
         assert_eq!(granted(&bias), Some(1));
@@ -258,7 +197,7 @@ mod tests {
     #[test]
     fn few_threads_can_have_it_and_each_keeps_its_place() {
         let (bias, epochs) = (Bias::default(), Epochs::default());
-        if !can_bias() {
+        if !can_fence_everywhere() {
             return;
         }
         assert_eq!(granted(&bias), Some(1));

@@ -3,8 +3,9 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
+use super::asymmetric::AtomicBool;
 use super::bias::{Bias, Epochs, Inside};
 use super::epoch::relax;
 
@@ -106,7 +107,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::bias::STREAK;
     use super::*;

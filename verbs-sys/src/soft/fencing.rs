@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use super::bias::outwait;
+use super::asymmetric::outwait;
 use super::qp::now_ns;
 
 /// For how long posts stay fenced after the last time that it was needed.

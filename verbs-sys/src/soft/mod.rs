@@ -6,6 +6,7 @@
 //! [`Device::open_with`](crate::Device::open_with), or read from the environment.
 
 mod ah;
+mod asymmetric;
 mod bias;
 mod biased;
 mod channel;
