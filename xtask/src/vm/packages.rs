@@ -34,7 +34,7 @@ const RIG: &[Package] = &[
     package("ibverbs-utils", "shows the device"),
 ];
 
-/// What the feature `rdma-core` needs to build.
+/// What the feature `rdma-core` needs to build, and what else is run on the drop-in library.
 const BUILD: &[Package] = &[
     package("cmake", "builds rdma-core"),
     package("make", "builds rdma-core"),
@@ -43,6 +43,7 @@ const BUILD: &[Package] = &[
     package("libnl-3-dev", "a library of rdma-core"),
     package("libnl-route-3-dev", "a library of rdma-core"),
     package("libibverbs-dev", "headers and library of the verbs"),
+    package("python3-pyverbs", "rdma-core's own tests, run on the drop-in library"),
 ];
 
 /// Python is also right from elsewhere than Debian, so it is probed by what it can do.
