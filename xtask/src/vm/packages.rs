@@ -43,7 +43,10 @@ const BUILD: &[Package] = &[
     package("libnl-3-dev", "a library of rdma-core"),
     package("libnl-route-3-dev", "a library of rdma-core"),
     package("libibverbs-dev", "headers and library of the verbs"),
-    package("python3-pyverbs", "rdma-core's own tests, run on the drop-in library"),
+    package(
+        "python3-pyverbs",
+        "rdma-core's own tests, run on the drop-in library",
+    ),
 ];
 
 /// Python is also right from elsewhere than Debian, so it is probed by what it can do.
