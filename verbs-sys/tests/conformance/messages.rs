@@ -5,6 +5,28 @@ use verbs_sys::{QpState, WcOpcode, WcStatus};
 use crate::support::{ALL_ACCESS, QpSetup, Queue, REGION, Recv, Request, pattern, scripts};
 
 scripts! {
+    /// A message that has come is not flushed, though nobody has polled since.
+    fn what_has_come_is_received_before_an_error(ends: &mut Ends) {
+        let link = ends.link();
+        for id in 0..10 {
+            ends.b.post_recv(link.b, &[Recv::new(id, &[link.b_mem.sge(0, 8)])]);
+        }
+        for id in 0..9 {
+            ends.a.post_send(link.a, &[Request::send(&[link.a_mem.sge(0, 8)]).id(id)]);
+        }
+        if !ends.is_software() || ends.answers_come_later() {
+            // They may be under way.
+            for id in 0..9 {
+                ends.a.expect(link.a, Queue::Send, id, WcStatus::Success);
+            }
+        }
+        ends.b.fail(link.b);
+        for id in 0..9 {
+            ends.b.expect(link.b, Queue::Recv, id, WcStatus::Success);
+        }
+        ends.b.expect(link.b, Queue::Recv, 9, WcStatus::WrFlushErr);
+    }
+
     /// Bytes arrive, in the receive posted for them and nowhere else.
     fn a_message_arrives_whole(ends: &mut Ends) {
         let link = ends.link();

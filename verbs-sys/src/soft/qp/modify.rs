@@ -11,8 +11,8 @@ use crate::ffi::{
     IBV_MTU_4096, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_DEST_QPN,
     IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
-    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_TIMEOUT, IBV_QPS_ERR,
-    IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
+    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
     ibv_qp_init_attr, ibv_qp_state,
 };
 use crate::soft::epoch;
@@ -23,6 +23,9 @@ use crate::soft::link::ring::Ring;
 impl Qp {
     /// Changes state and attributes together, or nothing.
     pub(in crate::soft) fn modify(&self, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+        if mask & IBV_QP_STATE != 0 && wanted.qp_state == IBV_QPS_ERR {
+            self.take_in();
+        }
         let mut control = self.control();
         let current = self.state();
         let limits = state::Limits {
@@ -194,6 +197,18 @@ impl Qp {
             self.process.nudge_later();
         }
         Ok(())
+    }
+
+    /// Takes what has come: a port would have put it into its receives by now, whether or not a program polls.
+    fn take_in(&self) {
+        let mut executed = self.executed();
+        while self.recv_can_progress() {
+            self.receive(true);
+            let before = std::mem::replace(&mut executed, self.executed());
+            if before == executed {
+                break;
+            }
+        }
     }
 
     /// To ERR: what is queued on either side is flushed.
