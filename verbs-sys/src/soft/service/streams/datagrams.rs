@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, sockopt};
 
 use super::{DATAGRAM, Worker, bind, socket, token};
 use crate::soft::qp::MAX_DATAGRAM;
@@ -16,10 +16,15 @@ use crate::soft::qp::MAX_DATAGRAM;
 const NUMBER: usize = 4;
 /// Datagrams taken before other sockets have their turn.
 const BURST: usize = 64;
+/// Bytes of a socket's buffers: programs post receives for hundreds of datagrams, and send as many at a time.
+const BUFFER: usize = 4 << 20;
 
 /// A socket for datagrams of other hosts.
 pub(in crate::soft) fn bind_udp(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = socket(address, SocketType::DGRAM)?;
+    // Less than that, where the administrator allows no more.
+    let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
+    let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER);
     bind(&socket, address)?;
     Ok(socket)
 }
@@ -76,5 +81,30 @@ impl Worker {
                 qp.pass_datagram(from.ip().to_canonical(), datagram);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn buffers_are_larger_than_usual() {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let usual = socket(any, SocketType::DGRAM).unwrap();
+        let ours = bind_udp(any).unwrap();
+        let sizes = |socket| {
+            (
+                sockopt::socket_recv_buffer_size(socket).unwrap(),
+                sockopt::socket_send_buffer_size(socket).unwrap(),
+            )
+        };
+        let (ours, usual) = (sizes(&ours), sizes(&usual));
+        assert!(
+            ours.0 > usual.0 && ours.1 > usual.1,
+            "{ours:?} and {usual:?}"
+        );
     }
 }
