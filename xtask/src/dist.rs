@@ -5,7 +5,7 @@ mod check;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::{env, fs};
+use std::{env, fs, process};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -120,7 +120,7 @@ impl Library {
         );
         let library = out.join(self.name);
         // Programs that run have the old one mapped: it is replaced, not written over.
-        let part = out.join(format!("{}.part", self.name));
+        let part = part(&library, process::id());
         let calls = self.calls.map(|name| out.join(name));
         // Where something is found, one wants to know the line.
         let (strip, sanitizer) = match kind {
@@ -198,6 +198,11 @@ pub struct Run {
     program: Vec<OsString>,
 }
 
+/// What becomes a library once it is whole. Two processes, as for a server and its client, may build one at once.
+fn part(library: &Path, process: u32) -> PathBuf {
+    library.with_added_extension(format!("{process}.part"))
+}
+
 impl Run {
     /// Runs a program with the libraries in front of the system's; its exit status is ours.
     pub fn run(self) -> Result<ExitCode> {
@@ -211,5 +216,19 @@ impl Run {
             .with_context(|| format!("cannot start {}", program.display()))?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_do_not_share_the_part_of_a_library() {
+        let library = Path::new("/dist").join(VERBS);
+        let (mine, other) = (part(&library, 7), part(&library, 77));
+        assert_ne!(mine, other);
+        assert_eq!(mine.parent(), library.parent(), "renamed in one folder");
+        assert!([mine, other].iter().all(|part| *part != library));
     }
 }
