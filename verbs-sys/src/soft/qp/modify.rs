@@ -15,6 +15,7 @@ use crate::ffi::{
     IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
     ibv_qp_init_attr, ibv_qp_state,
 };
+use crate::soft::Options;
 use crate::soft::epoch;
 use crate::soft::layout::{Readiness, qpn_index};
 use crate::soft::link::Via;
@@ -119,6 +120,11 @@ impl Qp {
         if self.process.gids.contains(&dgid) || self.process.reaches_other_hosts() {
             Ok(())
         } else {
+            let variable = Options::LISTEN_VARIABLE;
+            tracing::warn!(
+                qpn = self.qpn,
+                "the queue pair is of another host, and these are reached over TCP only: set {variable}"
+            );
             Err(Errno::HOSTUNREACH)
         }
     }
