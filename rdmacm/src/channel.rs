@@ -70,6 +70,12 @@ impl Queue {
         );
     }
 
+    /// Whether who asks for an event waits for it.
+    pub fn blocks(&self) -> bool {
+        let flags = rustix::fs::fcntl_getfl(&self.ends.readable);
+        flags.is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK))
+    }
+
     /// Whether an event waits.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()

@@ -34,7 +34,7 @@ const SHOWN: [rdma_cm_event_type; 3] = [
 ///
 /// # Errors
 ///
-/// `EINVAL` for a channel of another process, `EAGAIN` if there is none and the channel shall not block,
+/// `EINVAL` for a channel of another process, or one that has ended, `EAGAIN` if there is none and the channel shall not block,
 /// `EINTR` after a signal.
 ///
 /// # Safety
@@ -46,6 +46,7 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
         match unsafe { look(channel)? } {
             Next::Event(event) => return Ok(event),
             Next::Later(ends) => ends.wait()?,
+            Next::Never => return Err(Errno::INVAL),
         }
     }
 }
@@ -57,6 +58,8 @@ pub enum Next {
     Event(*mut rdma_cm_event),
     /// None; by this it can be waited for.
     Later(Arc<Ends>),
+    /// None, and there never will be: it has ended. Who was in the call before sleeps on, and so does who comes too late.
+    Never,
 }
 
 /// Takes an event, if there is one.
@@ -69,11 +72,14 @@ pub enum Next {
 ///
 /// As for [`next`].
 pub unsafe fn look(channel: *mut rdma_event_channel) -> Result<Next, Errno> {
-    // SAFETY: by the caller's promise.
-    let key = unsafe { Channel::key(channel)? };
     let shared = Shared::get();
     loop {
         let mut state = shared.lock();
+        // By its address, as it may have ended.
+        let Some(&key) = state.addresses.get(&channel.addr()) else {
+            let has_ended = state.ended.contains(&channel.addr());
+            return has_ended.then_some(Next::Never).ok_or(Errno::INVAL);
+        };
         let queue = state.channels.get_mut(&key).ok_or(Errno::INVAL)?;
         let Some(queued) = queue.pop() else {
             return Ok(Next::Later(queue.ends()));

@@ -135,7 +135,10 @@ impl Channel {
         let key = new_key();
         let channel = rdma_event_channel { fd: queue.fd() };
         state.channels.insert(key, queue);
-        Ok(Box::into_raw(Box::new(Self { channel, key })).cast())
+        let made: *mut rdma_event_channel = Box::into_raw(Box::new(Self { channel, key })).cast();
+        state.ended.remove(&made.addr());
+        state.addresses.insert(made.addr(), key);
+        Ok(made)
     }
 
     /// Destroys a channel.
@@ -144,9 +147,14 @@ impl Channel {
     ///
     /// It came from [`Self::create`] and is not used any more.
     pub unsafe fn destroy(state: &mut State, channel: *mut rdma_event_channel) {
+        let address = channel.addr();
+        state.addresses.remove(&address);
         // SAFETY: by the caller's promise.
         let channel = unsafe { Box::from_raw(channel.cast::<Self>()) };
         let queue = state.channels.remove(&channel.key);
+        if queue.as_ref().is_some_and(Queue::blocks) {
+            state.ended.insert(address);
+        }
         if queue.is_none() {
             // A forked child's copy of the descriptor.
             // SAFETY: it was the queue's, which this process does not have.

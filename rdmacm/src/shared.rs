@@ -3,7 +3,7 @@
 //! A connection manager is not on the path of data, so one lock is enough. Nothing waits while it is
 //! held, and no verb is called but the look at a GID table.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -39,6 +39,9 @@ pub struct State {
     pub endpoints: HashMap<Key, Endpoint>,
     /// Channels.
     pub channels: HashMap<Key, Queue>,
+    /// Where those are that there are, and which those were that have ended and could be waited for.
+    pub addresses: HashMap<usize, Key>,
+    pub ended: HashSet<usize>,
     /// Sockets that the thread looks after.
     pub sockets: HashMap<Key, Socket>,
     /// Port numbers in use.

@@ -37,6 +37,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 unsafe extern "C-unwind" {
     // The libc crate's does not unwind.
     fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
+    fn pause() -> c_int;
 }
 
 /// rdma_get_cm_event(3). A thread that waits in it can be cancelled, pthread_cancel(3), as the system call of the C library
@@ -59,6 +60,11 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
                 return 0;
             }
             Ok(Next::Later(ends)) => Arc::into_raw(ends),
+            Ok(Next::Never) => {
+                // SAFETY: it only waits for a signal.
+                unsafe { pause() };
+                return -1;
+            }
             Err(error) => return failed(error),
         };
         let mut byte = 0_u8;

@@ -47,3 +47,23 @@ fn who_waits_learns_nothing_of_a_channels_end() {
     }
     assert_eq!(waiter.join().unwrap(), Err(Errno::INTR));
 }
+
+/// A thread that is about to wait when another one ends the channel: it sleeps as if it had been there before.
+#[test]
+fn who_comes_too_late_waits_for_ever() {
+    let channel = rdma_create_event_channel();
+    {
+        let mut state = Shared::get().lock();
+        // SAFETY: just made.
+        unsafe { Half::destroy(&mut state, channel) };
+        assert!(state.ended.contains(&channel.addr()));
+    }
+    // Another one could be made there meanwhile, but not here.
+    static THERE: u64 = 0;
+    let address = (&raw const THERE).cast_mut().cast();
+    // SAFETY: no channel is there.
+    let look = || unsafe { crate::deliver::look(address) };
+    assert!(matches!(look(), Err(Errno::INVAL)));
+    Shared::get().lock().ended.insert(address.addr());
+    assert!(matches!(look(), Ok(crate::deliver::Next::Never)));
+}
