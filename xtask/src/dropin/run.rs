@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub struct Bed<'a> {
     libraries: PathBuf,
     logs: PathBuf,
     sanitizer: Option<&'a Sanitizer>,
+    /// Those that no case has had.
+    ports: Range<u16>,
     /// Made for the first case that needs them.
     hosts: Option<Hosts<'a>>,
 }
@@ -51,6 +54,7 @@ impl<'a> Bed<'a> {
             libraries,
             logs,
             sanitizer,
+            ports: 21_000..32_000,
             hosts: None,
         })
     }
@@ -117,6 +121,17 @@ impl<'a> Bed<'a> {
         Ok(out)
     }
 
+    /// A port that is free now: a new one for each case, none of those that the kernel gives to connections, which keep
+    /// them for a minute after their end, and none of the software device's.
+    fn free_port(&mut self) -> Result<u16> {
+        loop {
+            let port = self.ports.next().context("all ports have been used")?;
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(port);
+            }
+        }
+    }
+
     fn run_pair(&mut self, case: &Case, deadline: Instant) -> Result<Vec<(&'static str, String)>> {
         let Run::Pair {
             server,
@@ -141,10 +156,10 @@ impl<'a> Bed<'a> {
                 (names, Hosts::ADDRESSES[0].to_owned())
             }
         };
-        // Free a moment ago, and nobody else on this host asks for it.
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let port = port.map_or(free.local_addr()?.port(), |port| port);
-        drop(free);
+        let port = match port {
+            Some(port) => *port,
+            None => self.free_port()?,
+        };
         let filled = |arguments: &[String]| -> Vec<String> {
             let number = port.to_string();
             let fill = |argument: &String| {
