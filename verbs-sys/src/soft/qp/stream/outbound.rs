@@ -13,7 +13,7 @@ use crate::ffi::{
     IBV_WC_LOC_LEN_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RETRY_EXC_ERR, IBV_WC_SEND,
     IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_WRITE, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
-    ibv_wc_status,
+    ibv_sge, ibv_wc_status,
 };
 use crate::soft::link::Link;
 use crate::soft::link::stream::frame::{Header, Opcode};
@@ -266,25 +266,20 @@ impl Qp {
             }
             let piece = (len - offset).min(segment_of(len));
             let last = offset + piece == len;
-            let parts = pieces(request.sges.iter().copied(), offset, piece as usize);
-            if offset == 0 && piece > 0 && request.is(CORRUPTED) {
-                let mut bytes = vec![0; piece as usize];
-                let mut filled = 0;
-                for (from, len) in parts {
-                    // SAFETY: as below; the parts have `piece` bytes in all.
-                    unsafe { copy::read_shared(bytes[filled..].as_mut_ptr(), from, len) };
-                    filled += len;
-                }
-                spoil_bytes(&mut bytes);
-                let header = header(offset, last);
-                socket.output.frame(&header, &bytes, socket.crc);
-                offset += piece;
-                if last {
-                    out.framed = None;
-                    return true;
-                }
-                continue;
-            }
+            let (spoilt, element);
+            let sges = if offset == 0 && request.is(CORRUPTED) {
+                // SAFETY: as below.
+                spoilt = unsafe { spoilt_copy(request, piece as usize) };
+                element = [ibv_sge {
+                    addr: spoilt.as_ptr() as u64,
+                    length: piece as u32,
+                    lkey: 0,
+                }];
+                &element[..]
+            } else {
+                request.sges
+            };
+            let parts = pieces(sges.iter().copied(), offset, piece as usize);
             // SAFETY: the list was checked under the send lock, which is held, or is inline data that
             // is readable by the contract of post_send.
             unsafe {
@@ -398,6 +393,24 @@ impl Qp {
             socket.output.pending() > 0,
         );
     }
+}
+
+/// The first bytes of a request's data, a bit of them changed.
+///
+/// # Safety
+///
+/// The elements are readable, and have so many bytes.
+#[cold]
+unsafe fn spoilt_copy(request: &Request<'_>, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let mut filled = 0;
+    for (from, len) in pieces(request.sges.iter().copied(), 0, len) {
+        // SAFETY: readable by the caller's promise; the pieces have as many bytes in all as there is room for.
+        unsafe { copy::read_shared(bytes[filled..].as_mut_ptr(), from, len) };
+        filled += len;
+    }
+    spoil_bytes(&mut bytes);
+    bytes
 }
 
 fn untagged(opcode: Opcode, field: u32, queue: u32, msn: u32, offset: u32) -> Header {
