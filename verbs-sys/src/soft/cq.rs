@@ -8,6 +8,7 @@
 mod calls;
 mod crowd;
 mod extended;
+mod ports;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, Calls, CqBell};
 use super::link;
 use super::process::Process;
 use super::qp::Qp;
+use super::xrc::Port;
 use crate::ffi::{ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 /// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
@@ -83,7 +85,9 @@ struct Polled {
     members: Vec<Member>,
     /// Whom polls visit, where they do not visit everybody.
     crowd: Option<Box<Crowd>>,
-    /// Completions that all members could have waiting.
+    ports: Vec<Arc<Port>>,
+    ports_first: bool,
+    /// Completions that all members and ports could have waiting.
     places: u64,
     next: usize,
     /// The member that last gave something, if it is still there.
@@ -140,6 +144,8 @@ impl Cq {
                 room: Room::Ample,
                 members: Vec::new(),
                 crowd: None,
+                ports: Vec::new(),
+                ports_first: false,
                 places: 0,
                 next: 0,
                 recent: 0,
@@ -216,6 +222,9 @@ impl Cq {
         for member in polled.visited() {
             member.qp.let_others_tell();
         }
+        for port in &polled.ports {
+            port.domain().let_others_tell();
+        }
         let armed = &self.cq_bell().armed;
         let wanted = if solicited_only {
             ARMED_SOLICITED
@@ -280,12 +289,14 @@ impl Cq {
         }
     }
 
-    /// Fails with `EBUSY` while a queue pair uses the queue; waits for events to be acknowledged, as
+    /// Fails with `EBUSY` while a queue pair or a shared receive queue uses the queue; waits for events to be acknowledged, as
     /// the man page says.
     pub(super) fn retire(&self) -> Result<(), Errno> {
-        if !self.polled.lock().members.is_empty() {
+        let polled = self.polled.lock();
+        if !polled.members.is_empty() || !polled.ports.is_empty() {
             return Err(Errno::BUSY);
         }
+        drop(polled);
         if let Some(channel) = &self.channel {
             channel.detach(self);
         }
@@ -331,8 +342,17 @@ impl Cq {
         if state.room != Room::Ample {
             self.admit(state)?;
         }
+        if !state.ports.is_empty() {
+            return Ok(self.poll_with_ports(state, wcs));
+        }
+        Ok(self.poll_members(state, wcs))
+    }
+
+    /// Hands out completions of queue pairs.
+    #[inline(always)]
+    fn poll_members(&self, state: &mut Polled, wcs: &mut [ibv_wc]) -> usize {
         if state.crowd.is_some() {
-            return Ok(self.poll_crowd(state, wcs));
+            return self.poll_crowd(state, wcs);
         }
         let members = state.members.len();
         let mut filled = 0;
@@ -359,10 +379,10 @@ impl Cq {
         }
         if filled > 0 {
             state.fruitless = 0;
-            return Ok(filled);
+        } else {
+            self.found_nothing(state);
         }
-        self.found_nothing(state);
-        Ok(0)
+        filled
     }
 
     /// Counts a poll that had nothing to hand out.

@@ -236,6 +236,7 @@ pub(super) unsafe fn query_device(_context: *mut ibv_context, attr: *mut ibv_dev
         | IBV_DEVICE_SRQ_RESIZE
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_XRC
         // LOCAL_INV and SEND_WITH_INV; registering by work request is not for user space.
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     filled.max_sge = qp::MAX_SGE as c_int;

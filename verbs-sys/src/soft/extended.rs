@@ -7,6 +7,7 @@ use core::ffi::c_int;
 
 use super::device;
 use super::objects;
+use super::shared;
 use crate::ffi::*;
 
 /// Puts what the device has into a context's table. What is missing is not supported, and the callers say
@@ -17,6 +18,10 @@ pub(super) fn offer(verbs: &mut verbs_context) {
     verbs.create_cq_ex = Some(objects::create_cq_ex);
     verbs.modify_cq = Some(objects::modify_cq);
     verbs.create_qp_ex = Some(objects::create_qp_ex);
+    verbs.open_xrcd = Some(objects::open_xrcd);
+    verbs.close_xrcd = Some(objects::close_xrcd);
+    verbs.create_srq_ex = Some(shared::create_srq_ex);
+    verbs.get_srq_num = Some(shared::get_srq_num);
     verbs.alloc_td = Some(objects::alloc_td);
     verbs.dealloc_td = Some(objects::dealloc_td);
     verbs.alloc_parent_domain = Some(objects::alloc_parent_domain);
@@ -54,6 +59,7 @@ unsafe extern "C" fn query_device_ex(
     filled.odp_caps.uc_odp_caps = messages | IBV_ODP_SUPPORT_WRITE;
     filled.odp_caps.rc_odp_caps =
         messages | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    filled.xrc_odp_caps = filled.odp_caps.rc_odp_caps;
     filled.hca_core_clock = CLOCK_KHZ;
     filled.device_cap_flags_ex = filled.orig_attr.device_cap_flags.into();
     filled.cq_mod_caps.max_cq_count = u16::MAX;

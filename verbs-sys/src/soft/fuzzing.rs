@@ -257,6 +257,7 @@ fn mpa_frames() -> Vec<Vec<u8>> {
         ird: 16,
         ord: 16,
         rnr_retry: 7,
+        xrc: false,
         crc: true,
     };
     let answer = |result| mpa::Answer {

@@ -12,7 +12,7 @@ use super::bias::{Epochs, PLACES};
 use crate::ffi::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 /// Identifies an info file; bumped with every change of layout or protocol.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrd10");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrd11");
 
 /// Bits of a queue pair number that index the process's own table.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -211,6 +211,8 @@ pub(crate) struct Info {
     pub header: Header,
     /// Live arena numbers, each at its number modulo the table's size.
     pub arenas: [AtomicU32; MAX_ARENAS],
+    /// A [`SharedTarget`] for each shared receive queue.
+    pub srqs: [AtomicU64; MAX_SRQ],
     pub qps: [QpInfo; MAX_QP],
     pub keys: [KeyEntry; MAX_KEYS],
 }
@@ -239,10 +241,21 @@ pub(crate) enum Readiness {
     Gone = 2,
 }
 
+/// Which requests a queue pair sends, and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// All but those of XRC.
+    Plain = 0,
+    /// Takes those of XRC; its number of a protection domain is that of an XRC domain.
+    XrcTarget = 1,
+    /// Sends those of XRC, and takes none.
+    XrcInitiator = 2,
+}
+
 /// The published word of a responder, taken apart.
 ///
 /// Bits: 0..2 readiness, 2..5 remote access flags, 5..16 generation, 16..40 destination queue pair,
-/// 40..56 protection domain.
+/// 40..56 protection domain, 56..58 service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target(pub u64);
 
@@ -271,6 +284,15 @@ impl Target {
                 | u64::from(dest_qpn & 0xff_ffff) << 16
                 | u64::from(pd & 0xffff) << 40,
         )
+    }
+
+    /// The same, of a queue pair of this kind.
+    pub(crate) fn serving(self, service: Service) -> Self {
+        Self(self.0 & !(3 << 56) | (service as u64) << 56)
+    }
+
+    pub(crate) fn serves(self, service: Service) -> bool {
+        self.0 >> 56 & 3 == service as u64
     }
 
     pub(crate) fn readiness(self) -> Readiness {
@@ -312,7 +334,35 @@ impl Target {
     }
 }
 
-/// The queue pair number of an index in a process slot.
+/// The published word of a shared receive queue that requests can name; 0 is none.
+///
+/// Bits: 0 set, 1..17 XRC domain, 17..33 protection domain, 33..49 one more than the index of its completion
+/// queue if somebody may sleep for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedTarget(pub u64);
+
+impl SharedTarget {
+    pub(crate) fn new(domain: u32, pd: u32, sleeps_at: Option<u32>) -> Self {
+        let cq = sleeps_at.map_or(0, |cq| u64::from(cq & 0x7fff) + 1);
+        Self(1 | u64::from(domain & 0xffff) << 1 | u64::from(pd & 0xffff) << 17 | cq << 33)
+    }
+
+    /// Whether there is such a queue in this XRC domain.
+    pub(crate) fn is_in(self, domain: u32) -> bool {
+        self.0 & 1 != 0 && (self.0 >> 1) as u32 & 0xffff == domain
+    }
+
+    pub(crate) fn pd(self) -> u32 {
+        (self.0 >> 17) as u32 & 0xffff
+    }
+
+    pub(crate) fn sleeps_at(self) -> Option<usize> {
+        ((self.0 >> 33) as usize & 0xffff).checked_sub(1)
+    }
+}
+
+/// The queue pair number of an index in a process slot. Shared receive queues that requests can name are
+/// numbered in the same way.
 pub(crate) fn qpn(slot: u32, index: usize) -> u32 {
     slot << QP_INDEX_BITS | index as u32
 }
@@ -347,6 +397,24 @@ mod tests {
         assert_eq!(target.generation(), 0x7ff);
         assert_eq!(target.dest_qpn(), 0xab_cdef);
         assert_eq!(target.pd(), 0xfedc);
+        assert!(target.serves(Service::Plain));
+        for service in [Service::XrcTarget, Service::XrcInitiator, Service::Plain] {
+            let target = target.serving(service);
+            assert!(target.serves(service));
+            assert_eq!(target.serves(Service::Plain), service == Service::Plain);
+            assert_eq!((target.pd(), target.dest_qpn()), (0xfedc, 0xab_cdef));
+        }
+    }
+
+    #[test]
+    fn a_shared_target_round_trips_its_fields() {
+        for cq in [None, Some(0), Some(MAX_CQ as u32 - 1)] {
+            let target = SharedTarget::new(0xfedc, 0xba98, cq);
+            assert!(target.is_in(0xfedc) && !target.is_in(0xfedd));
+            assert_eq!(target.pd(), 0xba98);
+            assert_eq!(target.sleeps_at(), cq.map(|cq| cq as usize));
+        }
+        assert!(!SharedTarget(0).is_in(0));
     }
 
     #[test]

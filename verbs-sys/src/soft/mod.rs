@@ -38,6 +38,7 @@ mod service;
 mod shared;
 mod srq;
 mod turn;
+mod xrc;
 
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use ah::init_ah_from_wc;

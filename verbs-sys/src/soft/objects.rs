@@ -8,6 +8,7 @@ mod prefetch;
 mod queue_pairs;
 mod regions;
 mod windows;
+mod xrc_domains;
 
 use core::ffi::{c_int, c_void};
 
@@ -21,6 +22,7 @@ pub(super) use self::domains::*;
 pub(super) use self::prefetch::*;
 pub(super) use self::queue_pairs::*;
 pub(super) use self::regions::*;
+pub(super) use self::xrc_domains::*;
 #[cfg(any(feature = "drop-in", test))]
 pub(crate) use self::{
     device_memory::{import_dm, unimport_dm},

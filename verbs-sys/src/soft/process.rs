@@ -26,6 +26,7 @@ use super::objects::{Domains, Memories};
 use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
+use super::xrc;
 use super::{fencing, fork, identity, keys, service};
 use crate::ffi::ibv_qp_attr;
 
@@ -47,6 +48,7 @@ pub(super) struct Process {
     pub pd_ids: IndexPool,
     pub srq_indices: IndexPool,
     pub domains: Domains,
+    pub xrc: xrc::Registry,
     pub device_memory: Memories,
     /// For regions without memory, once there is one.
     pub nothing: OnceLock<Nothing>,
@@ -164,6 +166,7 @@ impl Process {
             pd_ids: IndexPool::new(1, MAX_PD, 256),
             srq_indices: IndexPool::new(0, MAX_SRQ, 256),
             domains: Domains::default(),
+            xrc: xrc::Registry::default(),
             device_memory: Memories::default(),
             nothing: OnceLock::new(),
             info_file,

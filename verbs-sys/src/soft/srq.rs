@@ -11,10 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
+use super::layout::{SharedTarget, qpn};
 use super::process::Process;
 use super::qp::{MAX_SGE, MAX_WR, RecvQueue};
+use super::xrc::{Membership, Port, Unready};
 use crate::ffi::{
     IBV_EVENT_SRQ_LIMIT_REACHED, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_async_event,
     ibv_async_event_element, ibv_context, ibv_recv_wr, ibv_srq, ibv_srq_attr,
@@ -42,6 +45,8 @@ pub(super) struct Srq {
     waiting_count: AtomicUsize,
     /// Queue pairs made with it.
     users: AtomicU32,
+    /// Where its receives complete, if requests name it; otherwise that is at the queue pair.
+    port: Option<Arc<Port>>,
     async_events: Source,
 }
 
@@ -59,7 +64,7 @@ impl std::fmt::Debug for Srq {
 }
 
 impl Srq {
-    /// ibv_create_srq(3). The limit is not set at creation.
+    /// ibv_create_srq(3), and with `xrc` one that requests name. The limit is not set at creation.
     ///
     /// # Errors
     /// `EINVAL` for sizes the device does not have.
@@ -69,12 +74,17 @@ impl Srq {
         pd: u32,
         fields: ibv_srq,
         attr: &ibv_srq_attr,
+        xrc: Option<(Membership, &Arc<Cq>)>,
     ) -> Result<Arc<Self>, Errno> {
         if !(1..=MAX_WR).contains(&attr.max_wr) || attr.max_sge > MAX_SGE {
             return Err(Errno::INVAL);
         }
         let index = process.srq_indices.take().ok_or(Errno::NOMEM)?;
-        Ok(Arc::new(Self {
+        let port = xrc.map(|(member, cq)| {
+            let number = qpn(process.slot, index as usize);
+            Port::new(process, member, number, Arc::clone(cq))
+        });
+        let srq = Arc::new(Self {
             srq: UnsafeCell::new(ibv_srq {
                 handle: index,
                 ..fields
@@ -90,8 +100,22 @@ impl Srq {
             waiting: Mutex::default(),
             waiting_count: AtomicUsize::new(0),
             users: AtomicU32::new(0),
+            port,
             async_events: Source::new(async_events),
-        }))
+        });
+        if let Some(port) = &srq.port {
+            port.cq().attach_port(port);
+            process.xrc.add(port.number, Arc::clone(&srq));
+            let sleeps_at = port.cq().bell().map(|(cq, _)| cq);
+            let target = SharedTarget::new(port.domain().id, pd, sleeps_at);
+            process.info().srqs[index as usize].store(target.0, Ordering::SeqCst);
+        }
+        Ok(srq)
+    }
+
+    /// Where its receives complete, if requests name it.
+    pub(super) fn port(&self) -> Option<&Arc<Port>> {
+        self.port.as_ref()
     }
 
     pub(super) fn handle(&self) -> *mut ibv_srq {
@@ -132,6 +156,15 @@ impl Srq {
     pub(super) fn retire(&self) -> Result<(), Errno> {
         if self.users.load(Ordering::Acquire) != 0 {
             return Err(Errno::BUSY);
+        }
+        if let Some(port) = &self.port {
+            self.process.info().srqs[self.index as usize].store(0, Ordering::SeqCst);
+            self.process.xrc.remove(port.number);
+            port.shut_down(Unready::Gone);
+            port.cq().detach_port(port);
+            // Who has one of its receives leaves off.
+            self.process.quiesce_own();
+            port.member.leave();
         }
         self.async_events.retire();
         self.process.srq_indices.give(self.index);
@@ -249,8 +282,16 @@ impl Srq {
         if is_listed.swap(true, Ordering::Relaxed) {
             return false;
         }
+        self.take_listed(to, qpn)
+    }
+
+    /// As [`take_later`](Self::take_later), for a queue pair that may wait for several shared queues in turn.
+    #[cold]
+    pub(super) fn take_listed(&self, to: &RecvQueue, qpn: u32) -> bool {
         let mut waiting = self.waiting();
-        waiting.push_back(qpn);
+        if !waiting.contains(&qpn) {
+            waiting.push_back(qpn);
+        }
         self.waiting_count.store(waiting.len(), Ordering::Relaxed);
         drop(waiting);
         // Whoever posts after this has taken the lock after us, and sees the count. Whoever posted

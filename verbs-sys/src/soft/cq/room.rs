@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::{Cq, Member, Polled};
 use crate::ffi::{IBV_EVENT_CQ_ERR, ibv_async_event, ibv_async_event_element};
+use crate::soft::xrc::Unready;
 
 /// Whether a queue can overrun; guarded by the polling lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,18 @@ impl Member {
 
     fn waiting(&self) -> u64 {
         u64::from(self.qp.waiting(self.sends, self.receives))
+    }
+}
+
+impl Polled {
+    /// Completions that wait to be polled.
+    fn waiting(&self) -> u64 {
+        let at_members: u64 = self.members.iter().map(Member::waiting).sum();
+        at_members + self.waiting_at_ports()
+    }
+
+    fn waiting_at_ports(&self) -> u64 {
+        self.ports.iter().map(|port| port.waiting()).sum()
     }
 }
 
@@ -109,6 +122,9 @@ impl Cq {
         for member in polled.visited() {
             member.qp.advance(member.sends, member.receives);
         }
+        for port in &polled.ports {
+            port.domain().advance();
+        }
     }
 
     /// Before a poll of a queue that is not ample. An error if the queue cannot be used.
@@ -120,8 +136,9 @@ impl Cq {
             self.watch.is_due.swap(false, Ordering::AcqRel);
             // Whoever has something that is not due any more has called before.
             self.answer_calls(polled);
-            let waiting = polled.visited().map(Member::waiting).sum();
-            self.judge(polled, waiting);
+            let waiting = polled.visited().map(Member::waiting).sum::<u64>();
+            let at_ports = polled.waiting_at_ports();
+            self.judge(polled, waiting + at_ports);
         }
         if polled.room == Room::Overrun {
             return Err(Errno::IO);
@@ -133,7 +150,7 @@ impl Cq {
     /// Nothing is taken from the queue meanwhile, so this is never more than has waited at once.
     fn count(&self, polled: &mut Polled) {
         self.watch.is_due.swap(false, Ordering::AcqRel);
-        let waiting = polled.members.iter().map(Member::waiting).sum();
+        let waiting = polled.waiting();
         self.judge(polled, waiting);
     }
 
@@ -156,6 +173,9 @@ impl Cq {
         for member in &polled.members {
             member.qp.fail_untold();
         }
+        for port in &polled.ports {
+            port.shut_down(Unready::Broken);
+        }
         // Whoever sleeps shall find out.
         self.wake(true);
     }
@@ -172,7 +192,7 @@ impl Cq {
         if polled.room == Room::Overrun {
             return Err(Errno::IO);
         }
-        let waiting: u64 = polled.members.iter().map(Member::waiting).sum();
+        let waiting = polled.waiting();
         if u64::from(cqe.unsigned_abs()) < waiting {
             return Err(Errno::INVAL);
         }

@@ -6,6 +6,7 @@ mod memory;
 mod posting;
 mod processes;
 mod support;
+mod xrc;
 
 use std::ptr;
 

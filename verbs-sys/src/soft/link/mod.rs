@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::io::Errno;
 
 use super::layout::{
-    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, LOST, MAX_KEYS, NO_CONNECTION,
-    QpInfo, QpMailbox, Readiness, Target,
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, CqBell, Info, KeyEntry, LOST, MAX_KEYS, MAX_SRQ,
+    NO_CONNECTION, QpInfo, QpMailbox, Readiness, SharedTarget, Target, qpn_slot,
 };
 use super::process::Process;
 use super::{epoch, fencing};
@@ -50,6 +50,7 @@ pub(super) struct Link {
     info: NonNull<QpInfo>,
     mailbox: NonNull<QpMailbox>,
     keys: NonNull<[KeyEntry; MAX_KEYS]>,
+    srqs: NonNull<[AtomicU64; MAX_SRQ]>,
     fences: NonNull<AtomicU32>,
     /// Rings the queue that receives what we send.
     pub recv_bell: Option<Bell>,
@@ -87,6 +88,7 @@ impl Link {
             info: NonNull::from(&process.info().qps[index]),
             mailbox: NonNull::from(&process.mailbox().qps[index]),
             keys: NonNull::from(&process.info().keys),
+            srqs: NonNull::from(&process.info().srqs),
             fences: NonNull::from(&process.info().header.fences.0),
             recv_bell: None,
             send_bell: None,
@@ -114,6 +116,7 @@ impl Link {
             info: NonNull::from(&peer.info().qps[index]),
             mailbox: NonNull::from(&peer.mailbox().qps[index]),
             keys: NonNull::from(&peer.info().keys),
+            srqs: NonNull::from(&peer.info().srqs),
             fences: NonNull::from(&peer.info().header.fences.0),
             recv_bell: bell(bells.recv),
             send_bell: bell(bells.send),
@@ -219,6 +222,29 @@ impl Link {
     pub(super) fn keys(&self) -> &[KeyEntry; MAX_KEYS] {
         // SAFETY: as in `info`.
         unsafe { self.keys.as_ref() }
+    }
+
+    /// The peer's shared receive queue of this number, if it is one that its queue pair, which accepts this, may use.
+    pub(super) fn shared_target(&self, target: Target, number: u32) -> Option<SharedTarget> {
+        if qpn_slot(number) != qpn_slot(self.dest_qpn) {
+            return None;
+        }
+        // SAFETY: as in `info`.
+        let word = &unsafe { self.srqs.as_ref() }[number as usize % MAX_SRQ];
+        let shared = SharedTarget(word.load(Ordering::Acquire));
+        shared.is_in(target.pd()).then_some(shared)
+    }
+
+    /// A message for this shared receive queue was left in the peer's mailbox: if its program may sleep for that, its
+    /// process shall look.
+    pub(super) fn wake(&self, shared: SharedTarget, solicited: bool) {
+        if let Via::Shm(peer) = &self.via
+            && let Some(cq) = shared.sleeps_at()
+            && let Some(bell) = peer.mailbox().cqs.get(cq)
+            && is_due(bell, solicited).is_some()
+        {
+            peer.kick();
+        }
     }
 
     /// What the peer's queue pair accepts, if it is ready for ours and still in the connection that
@@ -380,15 +406,20 @@ impl Bell {
     }
 }
 
-/// Fires one event if the queue is armed for it.
+/// How the queue is armed, if what was published is to be told of.
 #[inline]
-pub(super) fn ring(cq: &CqBell, fd: &OwnedFd, solicited: bool) {
+fn is_due(cq: &CqBell, solicited: bool) -> Option<u32> {
     // The other half of this fence is in `req_notify_cq`: either we see its arming, or its next poll
     // sees what we published.
     fence(Ordering::SeqCst);
     let armed = cq.armed.load(Ordering::Relaxed);
-    let due = armed == ARMED_ANY || (armed == ARMED_SOLICITED && solicited);
-    if due
+    (armed == ARMED_ANY || (armed == ARMED_SOLICITED && solicited)).then_some(armed)
+}
+
+/// Fires one event if the queue is armed for it.
+#[inline]
+pub(super) fn ring(cq: &CqBell, fd: &OwnedFd, solicited: bool) {
+    if let Some(armed) = is_due(cq, solicited)
         && cq
             .armed
             .compare_exchange(armed, ARMED_NOT, Ordering::SeqCst, Ordering::Relaxed)

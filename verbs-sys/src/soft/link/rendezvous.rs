@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 /// Bumped with every change of messages or of the shared layout.
-const PROTOCOL: u32 = 6;
+const PROTOCOL: u32 = 7;
 const WORDS: usize = 4;
 const BYTES: usize = WORDS * 8;
 const MAX_FDS: usize = 3;

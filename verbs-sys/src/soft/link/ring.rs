@@ -80,7 +80,8 @@ pub(in crate::soft) struct Record {
     pub imm: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    /// Messages of the reader that the writer has executed, with [`ACKNOWLEDGES`].
+    /// Messages of the reader that the writer has executed, with [`ACKNOWLEDGES`]. Of XRC: the number of the reader's
+    /// shared receive queue.
     pub executed: u32,
 }
 

@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use super::super::cq::Cq;
 use super::super::device::{context, is_inherited};
-use super::super::qp::{self, Qp};
+use super::super::qp::{self, Qp, Receives};
 use super::super::srq::Srq;
+use super::super::xrc;
 use super::{Pd, code, null, pointer};
 use crate::ffi::*;
 
@@ -42,13 +43,19 @@ unsafe fn make_qp(place: &Place, init: &mut ibv_qp_init_attr) -> Result<*mut ibv
     // SAFETY: a domain's context outlives it.
     let context = unsafe { context(pd.pd.context) };
     let process = context.process()?;
-    if !matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) {
+    let is_xrc = init.qp_type == IBV_QPT_XRC_SEND;
+    if !matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) && !is_xrc {
         return Err(Errno::OPNOTSUPP);
     }
-    if init.send_cq.is_null() || init.recv_cq.is_null() {
+    if is_xrc {
+        // It receives nothing.
+        (init.recv_cq, init.srq) = (core::ptr::null_mut(), core::ptr::null_mut());
+    }
+    if init.send_cq.is_null() || (init.recv_cq.is_null() && !is_xrc) {
         return Err(Errno::INVAL);
     }
-    let queues = [init.send_cq, init.recv_cq].map(|cq| {
+    let recv_cq = if is_xrc { init.send_cq } else { init.recv_cq };
+    let queues = [init.send_cq, recv_cq].map(|cq| {
         // SAFETY: the handle is a reference of its own.
         unsafe { share(cq.cast::<Cq>()) }
     });
@@ -79,9 +86,48 @@ unsafe fn make_qp(place: &Place, init: &mut ibv_qp_init_attr) -> Result<*mut ibv
     }
     let [send, recv] = queues;
     let queues = (send, recv);
-    let qp = Qp::create(process, &context.events, pd.id, fields, queues, srq, init)?;
+    let receives = match srq {
+        Some(srq) => Receives::Shared(srq),
+        None if is_xrc => Receives::Nothing,
+        None => Receives::Own,
+    };
+    let events = &context.events;
+    let qp = Qp::create(process, events, pd.id, fields, queues, receives, init)?;
     init.cap = qp.cap();
     pd.enter();
+    Ok(Arc::into_raw(qp).cast_mut().cast())
+}
+
+/// Makes a queue pair that takes requests of XRC. Of the attributes only type and context count.
+///
+/// # Safety
+///
+/// The XRC domain is a live object of this provider, or null.
+unsafe fn make_xrc_target(
+    handle: *mut ibv_context,
+    xrcd: *mut ibv_xrcd,
+    init: &mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, Errno> {
+    // SAFETY: by the caller's promise.
+    let xrcd = unsafe { xrcd.cast::<xrc::Handle>().as_ref() }.ok_or(Errno::INVAL)?;
+    if xrcd.xrcd.context != handle {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: a domain's context outlives it.
+    let context = unsafe { context(handle) };
+    let mut fields = ibv_qp_ex::zeroed();
+    fields.qp_base.context = handle;
+    fields.qp_base.qp_context = init.qp_context;
+    fields.qp_base.qp_type = init.qp_type;
+    let (process, events) = (context.process()?, &context.events);
+    let member = xrcd.enter();
+    let domain = &member.domain;
+    let (id, queue) = (domain.id, &domain.no_queue);
+    let queues = (Arc::clone(queue), Arc::clone(queue));
+    let receives = Receives::Named(member.clone());
+    let qp = Qp::create(process, events, id, fields, queues, receives, init)
+        .inspect_err(|_| member.leave())?;
+    init.cap = qp.cap();
     Ok(Arc::into_raw(qp).cast_mut().cast())
 }
 
@@ -90,7 +136,7 @@ unsafe fn make_qp(place: &Place, init: &mut ibv_qp_init_attr) -> Result<*mut ibv
 /// # Safety
 ///
 /// The handle is one, made by `Arc::into_raw`.
-unsafe fn share<T>(handle: *mut T) -> Arc<T> {
+pub(in crate::soft) unsafe fn share<T>(handle: *mut T) -> Arc<T> {
     // SAFETY: by the caller's promise.
     unsafe {
         Arc::increment_strong_count(handle.cast_const());
@@ -107,16 +153,16 @@ fn send_ops(qp_type: ibv_qp_type) -> u64 {
         | IBV_QP_EX_WITH_LOCAL_INV
         | IBV_QP_EX_WITH_BIND_MW
         | IBV_QP_EX_WITH_SEND_WITH_INV;
+    let reliable = connected
+        | IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     match qp_type {
         IBV_QPT_UD => sends,
         IBV_QPT_UC => connected,
-        _ => {
-            connected
-                | IBV_QP_EX_WITH_RDMA_READ
-                | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-                | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-                | IBV_QP_EX_WITH_ATOMIC_WRITE
-        }
+        IBV_QPT_XRC_RECV => 0,
+        IBV_QPT_XRC_SEND => reliable,
+        _ => reliable | IBV_QP_EX_WITH_ATOMIC_WRITE,
     }
 }
 
@@ -138,10 +184,16 @@ pub(in crate::soft) unsafe extern "C" fn create_qp_ex(
     if is_special || has(!known) || too_much {
         return null(Errno::OPNOTSUPP);
     }
+    let is_xrc_target = wanted.qp_type == IBV_QPT_XRC_RECV;
     // SAFETY: see above.
     let is_here = has(IBV_QP_INIT_ATTR_PD)
         && unsafe { wanted.pd.as_ref() }.is_some_and(|pd| pd.context == handle);
-    if !is_here {
+    let has_domain = if is_xrc_target {
+        has(IBV_QP_INIT_ATTR_XRCD)
+    } else {
+        is_here
+    };
+    if !has_domain {
         return null(Errno::INVAL);
     }
     let mut init = ibv_qp_init_attr {
@@ -158,7 +210,13 @@ pub(in crate::soft) unsafe extern "C" fn create_qp_ex(
         is_extended,
     };
     // SAFETY: as here.
-    let made = unsafe { make_qp(&place, &mut init) };
+    let made = unsafe {
+        if is_xrc_target {
+            make_xrc_target(handle, wanted.xrcd.cast(), &mut init)
+        } else {
+            make_qp(&place, &mut init)
+        }
+    };
     wanted.cap = init.cap;
     pointer(made)
 }
@@ -214,8 +272,12 @@ pub(in crate::soft) unsafe fn destroy_qp(handle: *mut ibv_qp) -> c_int {
     if let Err(error) = unsafe { qp(handle) }.destroy() {
         return error.raw_os_error();
     }
-    // SAFETY: written at creation only; entered then, and a queue pair's domain outlives it.
-    unsafe { Pd::leave((*handle).pd) };
+    // SAFETY: written at creation only.
+    let pd = unsafe { (*handle).pd };
+    if !pd.is_null() {
+        // SAFETY: entered at creation, and a queue pair's domain outlives it.
+        unsafe { Pd::leave(pd) };
+    }
     // SAFETY: the handle is the reference that `create_qp` gave out.
     drop(unsafe { Arc::from_raw(handle.cast::<Qp>().cast_const()) });
     0

@@ -11,6 +11,7 @@ mod rest;
 mod send_lock;
 mod state;
 mod stream;
+mod xrc;
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -24,6 +25,7 @@ pub(super) use self::extended::offer as offer_builders;
 pub(super) use self::queues::RecvQueue;
 use self::queues::SendQueue;
 pub(super) use self::requester::Bind;
+pub(super) use self::xrc::Receiver;
 use super::cq::Cq;
 use super::epoch;
 use super::events::{AsyncEvents, Source};
@@ -33,10 +35,11 @@ use super::link::{Link, Via};
 use super::mw::{Binder, Execution, Place};
 use super::process::Process;
 use super::srq::Srq;
+use super::xrc::Membership;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
-    ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_type, ibv_sge, ibv_wc,
+    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_async_event, ibv_async_event_element, ibv_event_type,
+    ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_type, ibv_sge, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -69,6 +72,8 @@ pub(super) struct Qp {
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
+    /// Of one that takes requests of XRC.
+    receiver: Option<Receiver>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
     /// 1; or a number that no `num_sge` is, not even a wrong one, if requests have none, or none goes the
@@ -101,6 +106,17 @@ pub(super) struct Qp {
     builder: Option<extended::Builder>,
 }
 
+/// Where the receives of a queue pair come from.
+pub(super) enum Receives {
+    /// They are posted to it.
+    Own,
+    Shared(Arc<Srq>),
+    /// Each request names a shared queue of an XRC domain.
+    Named(Membership),
+    /// It only sends.
+    Nothing,
+}
+
 /// What only the control path touches.
 struct Control {
     attr: ibv_qp_attr,
@@ -128,14 +144,18 @@ impl Qp {
         pd: u32,
         mut fields: ibv_qp_ex,
         queues: (Arc<Cq>, Arc<Cq>),
-        srq: Option<Arc<Srq>>,
+        receives: Receives,
         init: &ibv_qp_init_attr,
     ) -> Result<Arc<Self>, Errno> {
         let mut cap = init.cap;
-        if srq.is_some() {
-            // Sizes of a receive queue that it does not have count for nothing.
+        // Sizes of a queue that it does not have count for nothing.
+        if !matches!(receives, Receives::Own) {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
+        if let Receives::Named(_) = receives {
+            (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
+        }
+        let is_xrc = matches!(init.qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV);
         let too_much = cap.max_send_wr > MAX_WR
             || cap.max_recv_wr > MAX_WR
             || cap.max_send_sge > MAX_SGE
@@ -158,9 +178,20 @@ impl Qp {
         };
         let (send_cq, recv_cq) = queues;
         let injector = process.injector.get().map(Arc::clone);
-        let rq = match &srq {
-            None => RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
-            Some(srq) => RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge()),
+        let (rq, srq, receiver) = match receives {
+            Receives::Own | Receives::Nothing => {
+                let rq = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+                (rq, None, None)
+            }
+            Receives::Shared(srq) => {
+                let rq = RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge());
+                (rq, Some(srq), None)
+            }
+            // What has ended goes on to a port at once.
+            Receives::Named(member) => {
+                let rq = RecvQueue::fed_one_by_one(1, MAX_SGE);
+                (rq, None, Some(Receiver::new(member)))
+            }
         };
         (fields.qp_base.handle, fields.qp_base.qp_num) = (index, qpn);
         let qp = Arc::new(Self {
@@ -174,7 +205,7 @@ impl Qp {
             pd,
             cap,
             sq_sig_all: init.sq_sig_all != 0,
-            one_sge: if cap.max_send_sge == 0 || injector.is_some() {
+            one_sge: if cap.max_send_sge == 0 || injector.is_some() || is_xrc {
                 i64::MAX
             } else {
                 1
@@ -188,6 +219,7 @@ impl Qp {
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
             rq,
             srq,
+            receiver,
             known: UnsafeCell::default(),
             link: UnsafeCell::new(None),
             shared_link: Mutex::new(None),
@@ -210,15 +242,19 @@ impl Qp {
         // A process that died holding a lock took its file along; this only repairs our own leaks.
         info.sends.0.reset();
         info.rq_epoch.0.store(0, Ordering::Relaxed);
-        let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+        let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) && !is_xrc;
         let before = info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
         // Connections of queue pairs that follow each other in a place are told apart, too.
         qp.control().generation = before.wrapping_mul(CONNECTIONS_APART);
         info.responder.0.hears.store(same.into(), Ordering::Relaxed);
         info.responder.0.resting.store(0, Ordering::Relaxed);
         qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
-        qp.send_cq.attach(&qp, true, same);
-        if !same {
+        if let Some(receiver) = &qp.receiver {
+            receiver.member.domain.add(Arc::clone(&qp));
+        } else {
+            qp.send_cq.attach(&qp, true, same);
+        }
+        if !same && !is_xrc {
             qp.recv_cq.attach(&qp, false, true);
         }
         process.executing.add(index as usize);
@@ -241,6 +277,10 @@ impl Qp {
         self.process.windows.release_qp(&self.process, self.qpn);
         if let Some(srq) = &self.srq {
             srq.detach(self.qpn);
+        }
+        if let Some(receiver) = &self.receiver {
+            receiver.member.domain.remove(self.qpn);
+            receiver.member.leave();
         }
         self.async_events.retire();
         self.process.qp_indices.give(qpn_index(self.qpn) as u32);
@@ -284,6 +324,11 @@ impl Qp {
     #[inline]
     fn is_unreliable(&self) -> bool {
         self.qp_type == IBV_QPT_UC
+    }
+
+    /// Whether its requests are acknowledged.
+    fn is_reliable(&self) -> bool {
+        !matches!(self.qp_type, IBV_QPT_UC | IBV_QPT_UD)
     }
 
     #[inline]
@@ -334,6 +379,7 @@ impl Qp {
             attr.dest_qp_num,
             self.pd,
         );
+        let target = target.serving(self.service());
         let responder = &self.info().responder.0;
         responder.rq_psn.store(attr.rq_psn, Ordering::Relaxed);
         let awaits_first = self.state() == IBV_QPS_RTR;

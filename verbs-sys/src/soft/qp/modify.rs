@@ -84,7 +84,9 @@ impl Qp {
                 self.publish(ready, &attr, control.generation);
                 if (current, next) == (IBV_QPS_RTR, IBV_QPS_RTS) {
                     self.streams.adopt(&attr);
-                    if let Some(link) = self.shared_link().filter(|link| link.by_owner) {
+                    if let Some(link) = self.shared_link().filter(|link| link.by_owner)
+                        && self.sends_requests()
+                    {
                         self.dial(&link);
                     }
                 }
@@ -146,7 +148,8 @@ impl Qp {
             self.requester.adopt(&attr);
             self.responder.adopt(&attr);
             self.responder.src_qp.store(dest, Ordering::Relaxed);
-            self.streams.activate(link.by_owner);
+            self.streams
+                .activate(link.by_owner && self.sends_requests());
             let is_local = matches!(link.via, Via::Local);
             self.is_local.store(is_local, Ordering::Relaxed);
             let fetches = &self.info().responder.0.fetches;
@@ -186,6 +189,9 @@ impl Qp {
                 self.state.store(IBV_QPS_RESET, Ordering::Release);
                 self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
                 self.sq.reset();
+                if let Some(receiver) = self.receiver.as_ref().filter(|_| self.rq.posted() != 0) {
+                    receiver.release();
+                }
                 self.rq.reset();
                 self.forget_connection();
                 // SAFETY: `exclusively` holds both locks.
@@ -245,6 +251,9 @@ impl Qp {
         // SAFETY: the send lock is held.
         unsafe { self.known() }.forget_peer();
         self.responder.reset();
+        if let Some(receiver) = &self.receiver {
+            receiver.forget();
+        }
         self.streams.reset();
         let mailbox = self.mailbox();
         for word in [&mailbox.ack, &mailbox.nak, &mailbox.result] {
@@ -267,8 +276,11 @@ impl Qp {
         attr.sq_draining = (attr.qp_state == IBV_QPS_SQD && !self.is_drained()).into();
         attr.cap = self.cap;
         *init = ibv_qp_init_attr::zeroed();
-        init.send_cq = self.send_cq.handle();
-        init.recv_cq = self.recv_cq.handle();
+        // SAFETY: the handle is ours; the fields are written at creation only.
+        unsafe {
+            init.send_cq = (*self.qp.get()).qp_base.send_cq;
+            init.recv_cq = (*self.qp.get()).qp_base.recv_cq;
+        }
         if let Some(srq) = &self.srq {
             init.srq = srq.handle();
         }

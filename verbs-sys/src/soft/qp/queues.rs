@@ -165,6 +165,7 @@ pub(super) struct Kept {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
+    pub srqn: u32,
 }
 
 /// Requests kept for later; untouched, and unlocked, while every request is executed at once.

@@ -11,8 +11,9 @@ use crate::ffi::{
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
     IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
     IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS,
-    IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_ah_attr, ibv_mtu,
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type,
+    IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
+    IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state,
+    ibv_qp_type,
 };
 
 #[cfg(test)]
@@ -127,13 +128,24 @@ const PEER: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | I
 const REPEAT: ibv_qp_attr_mask =
     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 
+/// What only those have that send requests; the time-out is everybody's.
+const SENDS: ibv_qp_attr_mask = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+/// What only those have that take requests.
+const TAKES: ibv_qp_attr_mask = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+
 /// The rule of a transition, if there is such a transition.
 fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Rule, ModifyError> {
     let (rc, uc) = match qp_type {
-        IBV_QPT_RC => (true, false),
+        IBV_QPT_RC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => (true, false),
         IBV_QPT_UC => (false, true),
         IBV_QPT_UD => (false, false),
         _ => return Err(ModifyError::Type),
+    };
+    // Of what a reliable connection has, that which is about the requests it sends, or takes.
+    let theirs = |attributes| match qp_type {
+        IBV_QPT_XRC_SEND => attributes & !TAKES,
+        IBV_QPT_XRC_RECV => attributes & !SENDS,
+        _ => attributes,
     };
     // What differs by type: reliable connection, unreliable connection, datagrams.
     let by_type = |reliable, unreliable, datagram| {
@@ -151,7 +163,7 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
         LIVE,
         IBV_QP_CUR_STATE | IBV_QP_QKEY,
     );
-    Ok(match (from, to) {
+    let rule = match (from, to) {
         (IBV_QPS_RESET..=IBV_QPS_ERR, IBV_QPS_RESET)
         | (IBV_QPS_INIT..=IBV_QPS_ERR, IBV_QPS_ERR) => Rule::default(),
         (IBV_QPS_RESET, IBV_QPS_INIT) => Rule::required(first),
@@ -187,6 +199,10 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
             IBV_QP_CUR_STATE | IBV_QP_QKEY,
         )),
         _ => return Err(ModifyError::Transition),
+    };
+    Ok(Rule {
+        required: theirs(rule.required),
+        optional: theirs(rule.optional),
     })
 }
 

@@ -87,6 +87,7 @@ impl Upkeep {
         for qp in self.process.qps() {
             waiting |= qp.serve();
         }
+        self.process.xrc.count_if_due();
         if waiting {
             self.process.set_timer(self.tick);
             self.tick = (self.tick * 2).min(MAX_TICK_NS);

@@ -26,7 +26,7 @@ const REJECTED: u16 = 0x2000;
 /// READs either way.
 const DEPTHS: [u8; 4] = [0, 16, 0, 16];
 /// What is private to the device, and its version.
-const OWN: &[u8; 6] = b"vbsS\0\x02";
+const OWN: &[u8; 6] = b"vbsS\0\x03";
 const REQUEST_LEN: usize = 20 + 4 + 6 + 26;
 const REPLY_LEN: usize = 20 + 4 + 6 + 10;
 /// Longer than the device needs to say or end anything.

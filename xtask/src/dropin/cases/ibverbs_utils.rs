@@ -27,6 +27,14 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::pair(PACKAGE, program, arguments).holds(Holds::Says("usec/iter")));
         }
     }
+    // Of XRC; checks no bytes, and `-c` is about clients. Memory on demand is asked for with `-o`.
+    let xrc = ["-g", "0", "-n", "1000"];
+    let xsrq = |more: &[&str]| {
+        let arguments = [&xrc[..], more].concat();
+        Case::pair(PACKAGE, "ibv_xsrq_pingpong", &arguments).holds(Holds::Says("success"))
+    };
+    cases.extend([xsrq(&[]), xsrq(&["-e"]), xsrq(&["-o"])]);
     cases.push(Case::pair(PACKAGE, "ibv_rc_pingpong", &["-g", "0", "-c"]).between_hosts());
+    cases.extend([xsrq(&[]).between_hosts(), xsrq(&["-e"]).between_hosts()]);
     cases
 }

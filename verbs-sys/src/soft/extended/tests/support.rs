@@ -148,53 +148,9 @@ impl End {
         unsafe { (*self.qp).qp_num }
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) {
-        // SAFETY: the queue pair is live.
-        let code = unsafe { (PROVIDER.modify_qp)(self.qp, attr, mask as c_int) };
-        assert_eq!(code, 0);
-    }
-
     /// To RTS, with a peer unless it is for datagrams.
     pub fn connect(&self, world: &World, dest_qp_num: u32) {
-        let mut attr = ibv_qp_attr::zeroed();
-        // SAFETY: written at creation only.
-        let qp_type = unsafe { (*self.qp).qp_type };
-        let is_ud = qp_type == IBV_QPT_UD;
-        attr.qp_state = IBV_QPS_INIT;
-        (attr.port_num, attr.qkey, attr.qp_access_flags) = (1, QKEY, ALL);
-        let place = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-        self.modify(
-            &mut attr,
-            place
-                | if is_ud {
-                    IBV_QP_QKEY
-                } else {
-                    IBV_QP_ACCESS_FLAGS
-                },
-        );
-        attr.qp_state = IBV_QPS_RTR;
-        attr.path_mtu = IBV_MTU_1024;
-        (attr.rq_psn, attr.sq_psn, attr.dest_qp_num) = (PSN, PSN, dest_qp_num);
-        (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (1, 1);
-        (
-            attr.min_rnr_timer,
-            attr.timeout,
-            attr.retry_cnt,
-            attr.rnr_retry,
-        ) = (12, 14, 7, 7);
-        attr.ah_attr = address(world);
-        let rtr = IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER;
-        self.modify(&mut attr, if is_ud { IBV_QP_STATE } else { rtr });
-        attr.qp_state = IBV_QPS_RTS;
-        let rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
-        let repeat = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(&mut attr, if is_ud { rts } else { rts | repeat });
+        connect(world, self.qp, dest_qp_num);
     }
 
     /// Posts a receive of these elements.
@@ -234,24 +190,12 @@ impl End {
 
     /// Up to so many completions, as they are now.
     pub fn poll(&self, most: usize) -> Vec<ibv_wc> {
-        let mut wcs = vec![ibv_wc::zeroed(); most];
-        // SAFETY: the queue is live, and the array has so many elements.
-        let found = unsafe {
-            let ops = &(*(*self.cq).context).ops;
-            ops.poll_cq.unwrap()(self.cq, most as c_int, wcs.as_mut_ptr())
-        };
-        wcs.truncate(usize::try_from(found).expect("a broken queue"));
-        wcs
+        poll(self.cq, most)
     }
 
     /// The next completion.
     pub fn next(&self) -> ibv_wc {
-        loop {
-            if let Some(wc) = self.poll(1).pop() {
-                return wc;
-            }
-            std::thread::yield_now();
-        }
+        next(self.cq)
     }
 
     pub fn destroy(self) {
@@ -262,6 +206,67 @@ impl End {
             assert_eq!((PROVIDER.dealloc_pd)(self.pd), 0);
         }
     }
+}
+
+/// Up to so many completions of a queue, as they are now.
+pub fn poll(cq: *mut ibv_cq, most: usize) -> Vec<ibv_wc> {
+    let mut wcs = vec![ibv_wc::zeroed(); most];
+    // SAFETY: the queue is live, and the array has so many elements.
+    let found = unsafe {
+        let ops = &(*(*cq).context).ops;
+        ops.poll_cq.unwrap()(cq, most as c_int, wcs.as_mut_ptr())
+    };
+    wcs.truncate(usize::try_from(found).expect("a broken queue"));
+    wcs
+}
+
+/// The next completion of a queue.
+pub fn next(cq: *mut ibv_cq) -> ibv_wc {
+    loop {
+        if let Some(wc) = poll(cq, 1).pop() {
+            return wc;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A queue pair to RTS, with a peer unless it is for datagrams.
+pub fn connect(world: &World, qp: *mut ibv_qp, dest_qp_num: u32) {
+    let modify = |attr: &mut ibv_qp_attr, mask: u32| {
+        // SAFETY: the queue pair is live.
+        let code = unsafe { (PROVIDER.modify_qp)(qp, attr, mask as c_int) };
+        assert_eq!(code, 0);
+    };
+    let mut attr = ibv_qp_attr::zeroed();
+    // SAFETY: written at creation only.
+    let qp_type = unsafe { (*qp).qp_type };
+    let is_ud = qp_type == IBV_QPT_UD;
+    let (takes, sends) = (qp_type != IBV_QPT_XRC_SEND, qp_type != IBV_QPT_XRC_RECV);
+    let only = |wanted: bool, mask: u32| if wanted { mask } else { 0 };
+    attr.qp_state = IBV_QPS_INIT;
+    (attr.port_num, attr.qkey, attr.qp_access_flags) = (1, QKEY, ALL);
+    let place = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+    let first = only(is_ud, IBV_QP_QKEY) | only(!is_ud, IBV_QP_ACCESS_FLAGS);
+    modify(&mut attr, place | first);
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = IBV_MTU_1024;
+    (attr.rq_psn, attr.sq_psn, attr.dest_qp_num) = (PSN, PSN, dest_qp_num);
+    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (1, 1);
+    (
+        attr.min_rnr_timer,
+        attr.timeout,
+        attr.retry_cnt,
+        attr.rnr_retry,
+    ) = (12, 14, 7, 7);
+    attr.ah_attr = address(world);
+    let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    let taken = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    let rtr = only(!is_ud, path | only(takes, taken));
+    modify(&mut attr, IBV_QP_STATE | rtr);
+    attr.qp_state = IBV_QPS_RTS;
+    let sent = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    let repeat = only(!is_ud, IBV_QP_TIMEOUT | only(sends, sent));
+    modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN | repeat);
 }
 
 /// Two ends that are connected to each other.
@@ -313,6 +318,7 @@ impl Calls {
         wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info);
         wr_set_sge(lkey: u32, addr: u64, length: u32);
         wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32);
+        wr_set_xrc_srqn(number: u32);
     }
 
     /// What the next request shall have.

@@ -36,7 +36,8 @@ pub(in crate::soft) enum Opcode {
     /// No payload; the header's field is the number of messages that have been executed.
     Acknowledge = 14,
     /// Where and how long the following WRITE of several segments is, so that nothing of it is
-    /// placed if not all of it may be.
+    /// placed if not all of it may be. Without a payload: the header's field is the number of the shared receive queue
+    /// that the following requests of XRC are for, up to the next of these.
     Announce = 15,
 }
 

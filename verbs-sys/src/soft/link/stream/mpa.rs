@@ -28,13 +28,16 @@ const REPLY: Kind = Kind {
 };
 const MAGIC: [u8; 4] = *b"vbsS";
 /// Bumped with every change of the private data, or of the messages that are ours alone.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const REVISION: u16 = 2;
 
 const MARKERS: u16 = 0x8000;
 const CRC: u16 = 0x4000;
 const REJECTED: u16 = 0x2000;
 const ENHANCED: u16 = 0x1000;
+
+/// Beside the RNR retry count.
+const XRC: u16 = 8;
 
 /// 24 bits, as a queue pair's number and a PSN have.
 const MAX_24: u32 = 0xff_ffff;
@@ -64,6 +67,8 @@ pub(in crate::soft) struct Hello {
     pub ord: u16,
     /// How often the sender repeats a message that finds no receive; 7 is without end.
     pub rnr_retry: u8,
+    /// The sender's requests are those of XRC.
+    pub xrc: bool,
     /// The sender wants a CRC in every frame. One side's wish is enough.
     pub crc: bool,
 }
@@ -98,7 +103,7 @@ impl Hello {
 
     pub(in crate::soft) fn encode(&self) -> [u8; Self::LEN] {
         begin(&REQUEST, self.crc, false, Self::PRIVATE, self.ird, self.ord)
-            .u16(u16::from(self.rnr_retry & 7))
+            .u16(u16::from(self.rnr_retry & 7) | if self.xrc { XRC } else { 0 })
             .u32(self.source_qpn)
             .u32(self.dest_qpn)
             .u32(self.psn)
@@ -117,7 +122,7 @@ impl Hello {
             return Err(refused("rejected bit of an MPA request", 1, "0"));
         }
         let fields = &mut frame.own;
-        let rnr_retry = (fields.u16() & 7) as u8;
+        let word = fields.u16();
         let hello = Self {
             source_qpn: of_24_bits("source QPN", fields.u32())?,
             dest_qpn: of_24_bits("destination QPN", fields.u32())?,
@@ -127,7 +132,8 @@ impl Hello {
             executed: fields.u32(),
             ird: frame.ird,
             ord: frame.ord,
-            rnr_retry,
+            rnr_retry: (word & 7) as u8,
+            xrc: word & XRC != 0,
             crc: frame.crc,
         };
         Ok(Some((hello, Self::LEN)))
@@ -336,14 +342,14 @@ mod tests {
             [0..=MAX_24, 0..=MAX_24, 0..=MAX_24],
             any::<[u32; 3]>(),
             [0..=MAX_DEPTH, 0..=MAX_DEPTH],
-            (0u8..8, any::<bool>()),
+            (0u8..8, any::<bool>(), any::<bool>()),
         )
             .prop_map(
                 |(
                     [source_qpn, dest_qpn, psn],
                     [generation, patience_ms, executed],
                     [ird, ord],
-                    (rnr_retry, crc),
+                    (rnr_retry, xrc, crc),
                 )| Hello {
                     source_qpn,
                     dest_qpn,
@@ -354,6 +360,7 @@ mod tests {
                     ird,
                     ord,
                     rnr_retry,
+                    xrc,
                     crc,
                 },
             )
@@ -447,6 +454,7 @@ mod tests {
         ird: 16,
         ord: 0x0102,
         rnr_retry: 5,
+        xrc: true,
         crc: true,
     };
     const ANSWER: Answer = Answer {
@@ -462,14 +470,14 @@ mod tests {
         let mut wanted = b"MPA ID Req Frame".to_vec();
         wanted.extend([0x50, 2, 0, 36, 0, 16, 1, 2]);
         wanted.extend(b"vbsS");
-        wanted.extend([0, 2, 0, 5, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
+        wanted.extend([0, 3, 0, 13, 0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9]);
         wanted.extend(0x10..=0x1b);
         assert_eq!(HELLO.encode()[..], wanted[..]);
 
         let mut wanted = b"MPA ID Rep Frame".to_vec();
         wanted.extend([0x10, 2, 0, 20, 0, 1, 0, 2]);
         wanted.extend(b"vbsS");
-        wanted.extend([0, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
+        wanted.extend([0, 3, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(ANSWER.encode()[..], wanted[..]);
         let refused = Answer {
             result: Outcome::Refused(13),
@@ -522,7 +530,7 @@ mod tests {
             FrameError::Version {
                 protocol: "private data",
                 found: 9,
-                expected: 2
+                expected: 3
             }
         );
         for len in [0, 9, 35] {

@@ -146,7 +146,9 @@ impl Qp {
     fn first_target(&self, link: &Link) -> Result<Target, Step> {
         let responder = &link.info().responder.0;
         let target = link.target();
-        let ready = target.readiness() == Readiness::Ready && target.dest_qpn() == self.qpn;
+        let ready = target.readiness() == Readiness::Ready
+            && target.dest_qpn() == self.qpn
+            && target.serves(self.service_of_peer());
         let psn = responder.rq_psn.load(Ordering::Relaxed);
         let expects_us = psn == self.requester.sq_psn.load(Ordering::Relaxed);
         if ready && expects_us && link.know(target) {
@@ -208,6 +210,9 @@ impl Qp {
         if !target.allows(access) {
             return Step::Failed(IBV_WC_REM_INV_REQ_ERR);
         }
+        if let Err(status) = self.pd_at_peer(link, target, request) {
+            return Step::Failed(status);
+        }
         if len == 0 {
             return Step::Done(success(opcode, 0));
         }
@@ -215,9 +220,10 @@ impl Qp {
             if !target.allows(access) {
                 return Err(Trouble::Status(IBV_WC_REM_INV_REQ_ERR));
             }
+            let pd = self.pd_at_peer(link, target, request);
             access::reach(
                 link,
-                target.pd(),
+                pd.map_err(Trouble::Status)?,
                 request.rkey,
                 request.remote_addr,
                 len,
@@ -260,7 +266,11 @@ impl Qp {
         }
         let (addr, rkey) = (request.remote_addr, request.rkey);
         let swaps = request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
-        match access::reach(link, target.pd(), rkey, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
+        let pd = match self.pd_at_peer(link, target, request) {
+            Ok(pd) => pd,
+            Err(status) => return Step::Failed(status),
+        };
+        match access::reach(link, pd, rkey, addr, 8, IBV_ACCESS_REMOTE_ATOMIC) {
             Ok(Place::Here(word)) if !word.addr().is_multiple_of(8) => {
                 Step::Failed(IBV_WC_REM_INV_REQ_ERR)
             }

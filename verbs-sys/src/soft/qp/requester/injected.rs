@@ -88,7 +88,7 @@ impl Qp {
         let has_data = (is_message
             || matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ))
             && total(request.sges) > 0;
-        let needs_receive = is_message && self.qp_type == IBV_QPT_RC;
+        let needs_receive = is_message && self.is_reliable();
         let fate = injector.next_request(has_data, needs_receive);
         tracing::debug!(qpn = self.qpn, position, ?fate, "among injected faults");
         let new = Judged {
@@ -102,7 +102,7 @@ impl Qp {
 
     /// Nobody hears of the request, nor of its repetitions.
     fn lose_request(&self, position: u32, request: &Request<'_>) -> Step {
-        if self.qp_type != IBV_QPT_RC {
+        if !self.is_reliable() {
             return untold(request);
         }
         if self.sq.done.load(Ordering::Relaxed) != position {

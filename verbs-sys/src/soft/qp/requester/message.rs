@@ -119,7 +119,8 @@ impl Qp {
                 flags |= flag;
             }
         }
-        let hears = link.info().responder.0.hears.load(Ordering::Relaxed) != 0;
+        let is_xrc = self.is_xrc_sender();
+        let hears = !is_xrc && link.info().responder.0.hears.load(Ordering::Relaxed) != 0;
         let executed = self.executed();
         if hears {
             flags |= ring::ACKNOWLEDGES;
@@ -142,7 +143,8 @@ impl Qp {
             imm: request.imm,
             remote_addr: request.remote_addr,
             rkey: request.rkey,
-            executed,
+            // Whoever sends requests of XRC executes none.
+            executed: if is_xrc { request.srqn } else { executed },
         };
         let cleared = requester.ring_cleared.load(Ordering::Relaxed);
         let cleared = ring.publish(from, at, &record, cleared);
@@ -150,6 +152,9 @@ impl Qp {
         requester
             .ring_at
             .store(from.wrapping_add(taken), Ordering::Relaxed);
+        if is_xrc {
+            self.wake_shared(link, request);
+        }
         let opcode = match kind {
             Kind::WriteImm => IBV_WC_RDMA_WRITE,
             Kind::CompareSwap => IBV_WC_COMP_SWAP,

@@ -164,6 +164,8 @@ pub(in crate::soft::qp) struct Request<'a> {
     /// Of a datagram: the queue key.
     pub(in crate::soft::qp) compare_add: u64,
     pub(in crate::soft::qp) swap: u64,
+    /// Of XRC: the number of the peer's shared receive queue.
+    pub(in crate::soft::qp) srqn: u32,
     pub(in crate::soft::qp) sges: &'a [ibv_sge],
 }
 

@@ -436,6 +436,7 @@ impl Qp {
             remote_addr: request.remote_addr,
             compare_add: request.compare_add,
             swap: request.swap,
+            srqn: request.srqn,
         };
         if request.is(IBV_SEND_INLINE) {
             let mut room = &mut backlog.inline[index * max_inline..][..max_inline];
@@ -498,6 +499,7 @@ impl Qp {
                 rkey: kept.rkey,
                 compare_add: kept.compare_add,
                 swap: kept.swap,
+                srqn: kept.srqn,
                 sges,
             };
             if !self.step(position, &request, owed, bell) {

@@ -31,10 +31,15 @@ impl Qp {
             rkey: 0,
             compare_add: 0,
             swap: 0,
+            srqn: 0,
             sges,
         };
         if !self.executes(wr.opcode) {
             return Err(libc::EINVAL);
+        }
+        if self.is_xrc_sender() {
+            // SAFETY: the type says that this member is meant; it is a plain integer.
+            request.srqn = unsafe { wr.qp_type.xrc.remote_srqn };
         }
         match wr.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if self.datagrams.is_some() => {
@@ -95,6 +100,8 @@ impl Qp {
                     | IBV_WR_BIND_MW
                     | IBV_WR_LOCAL_INV
             ),
+            IBV_QPT_XRC_SEND => opcode != IBV_WR_ATOMIC_WRITE,
+            IBV_QPT_XRC_RECV => false,
             _ => true,
         }
     }

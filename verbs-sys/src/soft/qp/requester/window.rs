@@ -68,6 +68,7 @@ impl Bind {
             rkey: self.0.key,
             compare_add: self.0.len,
             swap: self.0.access.into(),
+            srqn: 0,
             sges: &[],
         }
     }

@@ -6,6 +6,7 @@
 mod notices;
 mod take;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::queues::Outcome;
@@ -20,6 +21,7 @@ use crate::soft::layout::NAK_VALID;
 use crate::soft::link::Link;
 use crate::soft::link::peer::Mapped;
 use crate::soft::link::ring::{self, Kind, Ring, UNITS};
+use crate::soft::srq::Srq;
 
 /// Messages taken under one hold of the lock.
 const BURST: usize = 64;
@@ -131,7 +133,8 @@ impl Qp {
         &self,
         mut wr: *mut ibv_recv_wr,
     ) -> Result<(), (i32, *mut ibv_recv_wr)> {
-        if self.state() == IBV_QPS_RESET || self.srq.is_some() {
+        let has_none = self.srq.is_some() || self.receiver.is_some();
+        if self.state() == IBV_QPS_RESET || has_none {
             return Err((libc::EINVAL, wr));
         }
         let (mut result, keys) = (Ok(()), &self.process.info().keys);
@@ -249,7 +252,7 @@ impl Qp {
                 After::Nothing => break,
                 After::Map(arena) => arena,
                 After::ServeShared => {
-                    if let Some(srq) = &self.srq {
+                    if let Some(srq) = self.srq_in_use() {
                         srq.serve_waiting();
                     }
                     break;
@@ -312,6 +315,7 @@ impl Qp {
             let receives = self.rq.done.load(Ordering::Relaxed);
             let step = self.take(link, &ring, at, &record);
             lost |= matches!(step, Step::Lost(_));
+            self.deliver_selected(record.flags & ring::SOLICITED != 0);
             let step = match step {
                 // Nobody is told of what is lost, but a receive that has failed.
                 Step::NotReady | Step::Lost(_) if self.is_unreliable() => Step::Done,
@@ -415,8 +419,21 @@ impl Qp {
     #[cold]
     fn return_shared(&self) -> bool {
         let is_held = self.rq.posted() != 0 && state::is_connected(self.state());
-        let srq = self.srq.as_ref().filter(|_| is_held);
-        srq.is_some_and(|srq| srq.take_back(&self.rq))
+        let srq = self.srq_in_use().filter(|_| is_held);
+        let is_back = srq.is_some_and(|srq| srq.take_back(&self.rq));
+        if let Some(receiver) = self.receiver.as_ref().filter(|_| is_back) {
+            receiver.release();
+        }
+        is_back
+    }
+
+    /// The shared queue that the message at the front has its receive of.
+    #[cold]
+    fn srq_in_use(&self) -> Option<Arc<Srq>> {
+        match &self.receiver {
+            None => self.srq.clone(),
+            Some(receiver) => receiver.current(),
+        }
     }
 
     #[inline]
@@ -565,6 +582,7 @@ impl Qp {
                 .complete(position, Outcome::failed(IBV_WC_WR_FLUSH_ERR));
             position = position.wrapping_add(1);
         }
+        self.deliver_selected(true);
         if self.srq.is_some() && self.responder.last_told.swap(1, Ordering::Relaxed) == 0 {
             // Receives it has taken are ended; those of the shared queue stay there.
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);

@@ -42,6 +42,11 @@ impl Qp {
         if needed.is_some_and(|right| !self.allows(right)) {
             return Step::Refused(IBV_WC_REM_INV_REQ_ERR, Some(IBV_EVENT_QP_REQ_ERR));
         }
+        if let Some(receiver) = &self.receiver
+            && let Err(step) = self.select(receiver, record.executed)
+        {
+            return step;
+        }
         match record.kind {
             Kind::Skip => Step::Done,
             Kind::Send => self.take_send(link, ring, at, record),
@@ -59,9 +64,10 @@ impl Qp {
         if position != self.rq.tail.load(Ordering::Relaxed) {
             return Ok(position);
         }
-        match &self.srq {
-            None => Err(Step::NotReady),
-            Some(srq) => self.take_shared(srq, position),
+        match (&self.srq, &self.receiver) {
+            (Some(srq), _) => self.take_shared(srq, position),
+            (None, Some(receiver)) => self.take_selected(receiver, position),
+            (None, None) => Err(Step::NotReady),
         }
     }
 
@@ -82,7 +88,18 @@ impl Qp {
 
     /// The protection domain that receives are checked in: that of whoever they were posted to.
     pub(in crate::soft::qp) fn recv_pd(&self) -> u32 {
-        self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
+        match &self.srq {
+            Some(srq) => srq.pd,
+            None => self.named_pd(),
+        }
+    }
+
+    /// The protection domain that keys are checked in which a request names.
+    fn named_pd(&self) -> u32 {
+        match &self.receiver {
+            Some(receiver) => receiver.pd(),
+            None => self.pd,
+        }
     }
 
     fn take_send(&self, link: &Link, ring: &Ring, at: u32, record: &Record) -> Step {
@@ -233,7 +250,8 @@ impl Qp {
         access: u32,
     ) -> Result<u64, ibv_wc_status> {
         let keys = &self.process.info().keys;
-        access::check_named(keys, (self.pd, self.qpn), rkey, addr, len, access)
+        let by = (self.named_pd(), self.qpn);
+        access::check_named(keys, by, rkey, addr, len, access)
     }
 
     /// Copies a message to our buffers, each of which `check` finds to be writable: out of the ring,

@@ -39,7 +39,13 @@ fn check(
     check_modify(qp_type, from, &attr, mask, &LIMITS)
 }
 
-const TYPES: [ibv_qp_type; 3] = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD];
+const TYPES: [ibv_qp_type; 5] = [
+    IBV_QPT_RC,
+    IBV_QPT_UC,
+    IBV_QPT_UD,
+    IBV_QPT_XRC_SEND,
+    IBV_QPT_XRC_RECV,
+];
 const STATES: std::ops::RangeInclusive<ibv_qp_state> = IBV_QPS_RESET..=IBV_QPS_ERR;
 
 /// The transitions that the man page draws, each with the number of attributes that a reliable
@@ -108,7 +114,14 @@ fn a_connection_comes_up_with_the_usual_masks() {
             [datagram, IBV_QP_STATE, IBV_QP_STATE | IBV_QP_SQ_PSN],
         ),
     ];
-    for (qp_type, masks) in rows {
+    let xrc = [
+        (IBV_QPT_XRC_SEND, [init, unreliable, rts]),
+        (
+            IBV_QPT_XRC_RECV,
+            [init, rtr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN],
+        ),
+    ];
+    for (qp_type, masks) in rows.into_iter().chain(xrc) {
         for (mask, from) in masks.into_iter().zip(IBV_QPS_RESET..) {
             assert_eq!(check(qp_type, from, from + 1, mask), Ok(from + 1));
         }

@@ -81,6 +81,12 @@ fn continues(begun: Begun, header: &Header) -> bool {
     }
 }
 
+/// Whether a frame says which shared receive queue those behind it are for.
+fn is_selection(header: &Header, payload: &[u8]) -> bool {
+    let (Header::Tagged { opcode, .. } | Header::Untagged { opcode, .. }) = *header;
+    opcode == Opcode::Announce && payload.is_empty()
+}
+
 impl Qp {
     /// The receive lock is held.
     pub(super) fn take_frame(
@@ -135,6 +141,12 @@ impl Qp {
         if !continues(inbound.message.begun, header) {
             return NONSENSE;
         }
+        if let Some(receiver) = &self.receiver
+            && !is_selection(header, payload)
+            && let Err(step) = self.check_selected(receiver)
+        {
+            return step;
+        }
         match *header {
             Header::Tagged {
                 opcode: Opcode::Write,
@@ -165,6 +177,7 @@ impl Qp {
                         }
                         step
                     }
+                    Opcode::Announce if payload.is_empty() => self.take_selection(inbound, field),
                     Opcode::Announce => self.take_announcement(inbound, payload),
                     Opcode::ReadRequest => self.take_read_request(inbound, payload),
                     Opcode::AtomicRequest => self.take_atomic_request(inbound, payload),
@@ -173,6 +186,18 @@ impl Qp {
             }
             Header::Tagged { .. } => NONSENSE,
         }
+    }
+
+    /// From now on requests are for the shared receive queue of this number.
+    fn take_selection(&self, inbound: &mut Inbound, number: u32) -> Step {
+        let Some(receiver) = &self.receiver else {
+            return NONSENSE;
+        };
+        if let Err(step) = self.select(receiver, number) {
+            return step;
+        }
+        inbound.took_msn(1);
+        Step::Done
     }
 
     fn take_announcement(&self, inbound: &mut Inbound, payload: &[u8]) -> Step {

@@ -10,7 +10,7 @@ use crate::ffi::{
     IBV_ACCESS_REMOTE_READ, IBV_EVENT_QP_ACCESS_ERR, IBV_QPS_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
     ibv_event_type, ibv_wc_status,
 };
-use crate::soft::layout::{Readiness, Target};
+use crate::soft::layout::{Readiness, Service, Target};
 use crate::soft::link::stream::FrameError;
 use crate::soft::link::stream::frame::{Header, Opcode};
 use crate::soft::link::stream::mpa::{Hello, Outcome};
@@ -152,7 +152,13 @@ impl Qp {
     pub(in crate::soft) fn judge(&self, hello: &Hello, from: Option<IpAddr>) -> (Outcome, u32) {
         let responder = &self.info().responder.0;
         let target = Target(responder.target.load(Ordering::SeqCst));
-        let expected = target.readiness() == Readiness::Ready
+        let takes = match self.service() {
+            Service::Plain => !hello.xrc,
+            Service::XrcTarget => hello.xrc,
+            Service::XrcInitiator => false,
+        };
+        let expected = takes
+            && target.readiness() == Readiness::Ready
             && target.dest_qpn() == hello.source_qpn
             && responder.rq_psn.load(Ordering::Relaxed) & state::MASK_24 == hello.psn
             && !self.streams.has_inbound()
@@ -192,6 +198,9 @@ impl Qp {
                 && inbound.is_none()
                 && self.counts_agree(&hello)
             {
+                if let Some(receiver) = &self.receiver {
+                    receiver.forget();
+                }
                 *inbound = Some(Inbound {
                     socket,
                     hello,
@@ -291,10 +300,11 @@ impl Qp {
             let (step, taken) = match next {
                 Ok(Some((header, payload, taken))) => {
                     self.begin();
-                    (
-                        Ok(self.take_frame(inbound, &header, payload, solicited)),
-                        taken,
-                    )
+                    let mut asks = false;
+                    let step = self.take_frame(inbound, &header, payload, &mut asks);
+                    self.deliver_selected(asks);
+                    *solicited |= asks;
+                    (Ok(step), taken)
                 }
                 Ok(None) => {
                     inbound.socket.input = input;

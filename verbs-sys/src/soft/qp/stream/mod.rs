@@ -173,6 +173,7 @@ impl Qp {
             ird: depth(&self.streams.max_dest_rd_atomic),
             ord: depth(&self.streams.max_rd_atomic),
             rnr_retry: requester.rnr_retry(),
+            xrc: self.is_xrc_sender(),
             // Within a host nothing can change on the way.
             crc: matches!(link.route, Some(Route::Tcp { .. })),
         };

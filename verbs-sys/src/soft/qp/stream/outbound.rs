@@ -43,6 +43,8 @@ pub(super) struct Outbound {
     framed: Option<u64>,
     /// Of the next message of queues 0 and 1; the first is 1.
     msn: [u32; 2],
+    /// The shared receive queue that the peer was told of last.
+    selected: Option<u32>,
     /// READs and atomics without their answer, oldest first.
     pub awaited: VecDeque<Awaited>,
     /// When the peer last said something, took something, or had nothing to say.
@@ -104,6 +106,11 @@ impl Qp {
         }
         if self.is_drained() {
             out.heard_ns = now_ns();
+        }
+        if self.is_xrc_sender() && out.framed.is_none() && out.selected != Some(request.srqn) {
+            out.selected = Some(request.srqn);
+            let header = untagged(Opcode::Announce, request.srqn, 1, out.next_msn(1), 0);
+            frame(out, &header, &[]);
         }
         let opcode = match request.opcode {
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => {

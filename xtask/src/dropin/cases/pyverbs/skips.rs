@@ -20,20 +20,6 @@ struct Known {
 
 const TABLE: &[Known] = &[
     Known {
-        what: "XRC",
-        why: "extended reliable connections are not implemented: `ibv_open_xrcd` gives `EOPNOTSUPP`",
-        says: "Create XRCD is not supported",
-        tests: &[
-            "test_atomic.AtomicTest.test_xrc_atomic_cmp_and_swap",
-            "test_atomic.AtomicTest.test_xrc_atomic_fetch_and_add",
-            "test_cqex.CqExTestCase.test_xrc_traffic_cq_ex",
-            "test_odp.OdpTestCase.test_odp_xrc_traffic",
-            "test_qpex.QpExTestCase.test_qp_ex_xrc_send",
-            "test_qpex.QpExTestCase.test_qp_ex_xrc_send_imm",
-            "test_relaxed_ordering.RoTestCase.test_ro_xrc_traffic",
-        ],
-    },
-    Known {
         what: "packets as they are, and flow steering and receive-side scaling, which are about them",
         why: "a device in user space has no port whose frames it could hand out: `IBV_QPT_RAW_PACKET` gives `EOPNOTSUPP`",
         says: "is not supported",
