@@ -282,14 +282,23 @@ impl Srq {
         if is_listed.swap(true, Ordering::Relaxed) {
             return false;
         }
-        self.take_listed(to, qpn)
+        self.take_listed(to, qpn, |_| true)
     }
 
     /// As [`take_later`](Self::take_later), for a queue pair that may wait for several shared queues in turn.
     #[cold]
-    pub(super) fn take_listed(&self, to: &RecvQueue, qpn: u32) -> bool {
+    pub(super) fn take_later_of_several(&self, to: &RecvQueue, qpn: u32) -> bool {
+        self.take_listed(to, qpn, |waiting| !waiting.contains(&qpn))
+    }
+
+    fn take_listed(
+        &self,
+        to: &RecvQueue,
+        qpn: u32,
+        is_new: impl FnOnce(&VecDeque<u32>) -> bool,
+    ) -> bool {
         let mut waiting = self.waiting();
-        if !waiting.contains(&qpn) {
+        if is_new(&waiting) {
             waiting.push_back(qpn);
         }
         self.waiting_count.store(waiting.len(), Ordering::Relaxed);

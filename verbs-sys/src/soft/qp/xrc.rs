@@ -168,7 +168,7 @@ impl Qp {
             Unready::Gone => REFUSED,
             Unready::Broken => BROKEN,
         })?;
-        if current.take(&self.rq) || current.take_listed(&self.rq, self.qpn) {
+        if current.take(&self.rq) || current.take_later_of_several(&self.rq, self.qpn) {
             return Ok(position);
         }
         port.release();

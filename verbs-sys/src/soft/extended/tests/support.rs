@@ -12,7 +12,7 @@ pub const ALL: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC;
 pub const QKEY: u32 = 0x1111;
-const PSN: u32 = 7;
+pub const PSN: u32 = 7;
 
 /// An open device.
 pub struct World {
@@ -232,6 +232,11 @@ pub fn next(cq: *mut ibv_cq) -> ibv_wc {
 
 /// A queue pair to RTS, with a peer unless it is for datagrams.
 pub fn connect(world: &World, qp: *mut ibv_qp, dest_qp_num: u32) {
+    connect_at(&address(world), qp, dest_qp_num);
+}
+
+/// A queue pair to RTS, with a peer at this address unless it is for datagrams.
+pub fn connect_at(address: &ibv_ah_attr, qp: *mut ibv_qp, dest_qp_num: u32) {
     let modify = |attr: &mut ibv_qp_attr, mask: u32| {
         // SAFETY: the queue pair is live.
         let code = unsafe { (PROVIDER.modify_qp)(qp, attr, mask as c_int) };
@@ -258,7 +263,7 @@ pub fn connect(world: &World, qp: *mut ibv_qp, dest_qp_num: u32) {
         attr.retry_cnt,
         attr.rnr_retry,
     ) = (12, 14, 7, 7);
-    attr.ah_attr = address(world);
+    attr.ah_attr = *address;
     let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
     let taken = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     let rtr = only(!is_ud, path | only(takes, taken));
