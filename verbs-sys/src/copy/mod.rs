@@ -42,6 +42,7 @@
 //! out of the cache for the reader, and are not in order; so they are not used.
 
 mod atomic;
+mod in_place;
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]
 mod portable;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -56,6 +57,7 @@ use portable as imp;
 use x86_64 as imp;
 
 pub use atomic::{compare_swap_u64, fetch_add_u64, load_u64, store_u64};
+pub(crate) use in_place::{copy_in_place, look_at_processor};
 
 /// Copies `len` bytes from private memory at `src` to shared memory at `dst`.
 ///

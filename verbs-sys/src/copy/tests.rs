@@ -8,14 +8,30 @@ use super::*;
 type Copy = unsafe fn(*mut u8, *const u8, usize);
 
 /// All routines, the portable ones also where they are not in use.
-const COPIES: [(&str, Copy); 6] = [
+const COPIES: [(&str, Copy); 8] = [
     ("write_shared", write_shared),
     ("read_shared", read_shared),
     ("copy_shared", copy_shared),
     ("portable to shared", portable::copy_to_shared),
     ("portable from shared", portable::copy_from_shared),
     ("portable both shared", portable::copy_both_shared),
+    ("in place, to shared", in_place::<true>),
+    ("in place, from shared", in_place::<false>),
 ];
+
+/// What callers make of it: the rest goes another way.
+///
+/// # Safety
+///
+/// As for [`copy_in_place`], but that `len` may be 0.
+unsafe fn in_place<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: usize) {
+    look_at_processor();
+    // SAFETY: the caller's contract, and the length was checked.
+    if len == 0 || !unsafe { copy_in_place::<TO_SHARED>(dst, src, len) } {
+        // SAFETY: the caller's contract; nothing was copied.
+        unsafe { copy_shared(dst, src, len) };
+    }
+}
 
 const GUARD: usize = 96;
 const LONGEST: usize = 5000;
@@ -62,6 +78,31 @@ fn every_alignment_of_short_copies() {
             }
         }
     }
+}
+
+/// Those that are worth it, and nothing that has an end of its own to see to.
+#[test]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn words_and_lines_are_copied_in_place() {
+    #[repr(align(64))]
+    struct Lines([u8; 8192 + 64]);
+    look_at_processor();
+    let (mut target, source) = (Lines([0; 8192 + 64]), Lines([1; 8192 + 64]));
+    let mut goes = |at: usize, from: usize, len| {
+        let to = target.0[at..].as_mut_ptr();
+        // SAFETY: both are long enough, and nobody else's.
+        unsafe { copy_in_place::<true>(to, source.0[from..].as_ptr(), len) }
+    };
+    for len in [8, 16, 24, 32, 64, 128] {
+        assert!(goes(0, 0, len) && goes(0, 1, len), "{len} bytes");
+        assert!(!goes(1, 0, len), "{len} bytes to the middle of a word");
+    }
+    for len in [1, 7, 12, 40, 100, 8192] {
+        assert!(!goes(0, 0, len), "{len} bytes");
+    }
+    let has = std::is_x86_feature_detected!("avx512f");
+    assert_eq!(goes(0, 0, 4096), has);
+    assert!(!goes(8, 0, 4096), "to the middle of a line");
 }
 
 /// Lengths at which copies fetch lines ahead, and the ends of their blocks.

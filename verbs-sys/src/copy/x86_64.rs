@@ -12,10 +12,10 @@
 use std::arch::asm;
 
 /// Up to this length, copies go by general registers alone.
-const SMALL: usize = 32;
+pub(super) const SMALL: usize = 32;
 
 /// Up to this length, aligned copies of whole lines are not worth a call.
-const LINES: usize = 128;
+pub(super) const LINES: usize = 128;
 
 /// From this length on, 32-byte accesses pay for themselves where the processor has them.
 const WIDE: usize = 256;
@@ -29,7 +29,7 @@ const WHOLE_LINES: usize = 2 << 10;
 
 /// What [`FETCH_AHEAD`] is for those: they fill fewer buffers, and where a copy of a page is in the first
 /// cache, fetching is a tenth of its time.
-const FETCH_LINES_AHEAD: usize = 8 << 10;
+pub(super) const FETCH_LINES_AHEAD: usize = 8 << 10;
 
 /// How far ahead, bytes. Never beyond the end of the copy: the lines there may be a peer's.
 const AHEAD: usize = 1024;
@@ -330,7 +330,7 @@ unsafe fn copy_lines<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: u
 ///
 /// `src` must be valid for reads and `dst` for writes of `len` bytes, a multiple of 64 above 0.
 #[inline(always)]
-unsafe fn blocks_sse(dst: *mut u8, src: *const u8, len: usize) {
+pub(super) unsafe fn blocks_sse(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: each turn reads and writes the next 64 bytes of the two ranges, and the last turn
     // ends at `len`. All registers written are declared.
     unsafe {
@@ -375,7 +375,7 @@ macro_rules! blocks_wide {
         /// As for [`blocks_sse`] with the block's size in place of 64, and the processor must have the
         /// instruction.
         #[inline(always)]
-        unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {
+        pub(super) unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {
             // SAFETY: each turn reads and writes the next block of the two ranges, and the last turn
             // ends at `len`; a prefetch accesses nothing. `vzeroupper` changes the upper part of the
             // first sixteen vector registers, so all of them are declared.

@@ -46,22 +46,23 @@ pub(super) struct Bias {
     revoked: AtomicU32,
 }
 
-/// The owner is inside, until it [leaves](Self::leave).
+/// The owner is inside, until it [leaves](Bias::leave). It is nothing but that: where the owner's place is is looked
+/// up again, so that nobody has to keep it.
 #[derive(Debug)]
-pub(super) struct Inside<'a>(&'a AtomicU64);
+#[must_use]
+#[repr(C)]
+pub(super) struct Inside(());
 
-impl Inside<'_> {
-    #[inline(always)]
-    pub(super) fn leave(self) {
-        let next = self.0.load(Ordering::Relaxed).wrapping_add(1);
-        self.0.store(next, Ordering::Release);
-    }
+#[inline(always)]
+fn step_out(epoch: &AtomicU64) {
+    let next = epoch.load(Ordering::Relaxed).wrapping_add(1);
+    epoch.store(next, Ordering::Release);
 }
 
 impl Bias {
     /// Enters, if the bias is this thread's, which is not inside.
     #[inline(always)]
-    pub(super) fn enter<'a>(&self, epochs: &'a Epochs) -> Option<Inside<'a>> {
+    pub(super) fn enter(&self, epochs: &Epochs) -> Option<Inside> {
         let me = thread();
         // If the owner is this thread, so is the place: another's is written under a bias that this one
         // has lost.
@@ -77,12 +78,22 @@ impl Bias {
         epoch.store(before.wrapping_add(1), Ordering::Release);
         // The processor's fence is in the other's membarrier.
         fence_here();
-        let inside = Inside(epoch);
         if self.owner.load(Ordering::Relaxed) == me {
-            return Some(inside);
+            return Some(Inside(()));
         }
-        inside.leave();
+        // The place may be another's already.
+        step_out(epoch);
         None
+    }
+
+    /// The owner leaves.
+    #[inline(always)]
+    pub(super) fn leave(&self, epochs: &Epochs, inside: Inside) {
+        let Inside(()) = inside;
+        // Nobody is given the bias while the owner is inside, so this is still its place.
+        let place = self.place.load(Ordering::Relaxed);
+        // SAFETY: no other numbers are written.
+        step_out(unsafe { epochs.get_unchecked(place) });
     }
 
     /// This thread came the long way, and holds the lock: takes the bias from another thread that has it, and
@@ -188,7 +199,7 @@ mod tests {
                         .iter()
                         .any(|epoch| epoch.load(Ordering::Relaxed) & 1 != 0)
                 );
-                inside.leave();
+                bias.leave(&epochs, inside);
             });
         });
         assert!(bias.enter(&epochs).is_none(), "it was taken away");
@@ -229,7 +240,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| bias.give_up());
         });
-        bias.enter(&epochs).expect("it has the bias").leave();
+        let inside = bias.enter(&epochs).expect("it has the bias");
+        bias.leave(&epochs, inside);
         bias.give_up();
         assert!(bias.enter(&epochs).is_none(), "it gave it up");
     }

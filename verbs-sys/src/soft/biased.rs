@@ -76,7 +76,7 @@ impl<T> Biased<T> {
 #[derive(Debug)]
 pub(super) struct Guard<'a, T> {
     lock: &'a Biased<T>,
-    inside: Option<Inside<'a>>,
+    inside: Option<Inside>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -101,7 +101,7 @@ impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         match self.inside.take() {
-            Some(inside) => inside.leave(),
+            Some(inside) => self.lock.bias.leave(&self.lock.epochs, inside),
             None => self.lock.lock.store(false, Ordering::Release),
         }
     }

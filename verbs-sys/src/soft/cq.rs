@@ -36,6 +36,8 @@ use crate::ffi::{ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 /// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
 const PATIENCE: u32 = 4096;
+/// Completions of one queue pair that may be handed out before another has its turn.
+const MOST_QUICK: u32 = 15;
 
 /// A completion queue. The C structure comes first: its address is the handle.
 #[repr(C)]
@@ -93,6 +95,8 @@ struct Polled {
     /// The member that last gave something, if it is still there.
     recent: usize,
     fruitless: u32,
+    /// Completions handed out since a poll has looked at everything.
+    quick: u32,
 }
 
 struct Member {
@@ -150,6 +154,7 @@ impl Cq {
                 next: 0,
                 recent: 0,
                 fruitless: 0,
+                quick: 0,
             }),
             events: Mutex::default(),
             acknowledged: Condvar::new(),
@@ -192,11 +197,17 @@ impl Cq {
         self.channel.is_some() && self.cq_bell().armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
+    /// Whether anybody has to be told of completions.
+    #[inline(always)]
+    pub(super) fn has_notes(&self) -> bool {
+        self.notes.load(Ordering::Relaxed)
+    }
+
     /// Completions of a queue pair became visible, or are about to: fires an event if one was asked
     /// for.
     #[inline(always)]
     pub(super) fn notify(&self, by: &Qp, solicited: bool) {
-        if self.notes.load(Ordering::Relaxed) {
+        if self.has_notes() {
             if by.is_resting() {
                 by.call_if_resting(self);
             }
@@ -312,7 +323,8 @@ impl Cq {
     }
 
     /// Most polls for one completion come for that of a request which has ended at once, of the queue pair
-    /// that the poll before was about: [`poll`](Self::poll) has the rest. Few instructions, as they are a good
+    /// that the poll before was about: [`poll`](Self::poll) has the rest. A few of them go there all the same, or what
+    /// else has come would wait for as long as they do. Few instructions, as they are a good
     /// part of such a request's time.
     #[inline(always)]
     pub(super) fn take_one(&self, wc: &mut ibv_wc) -> bool {
@@ -320,14 +332,14 @@ impl Cq {
             return false;
         };
         let state = &mut *polled;
-        let is_ample = state.room == Room::Ample;
+        if state.quick >= MOST_QUICK || state.room != Room::Ample {
+            return false;
+        }
         let found = match state.members.get(state.recent) {
-            Some(member) if is_ample && member.sends => member.qp.take_one(wc),
+            Some(member) if member.sends => member.qp.take_one(wc),
             _ => false,
         };
-        if found {
-            state.fruitless = 0;
-        }
+        state.quick += u32::from(found);
         found
     }
 
@@ -339,6 +351,7 @@ impl Cq {
     pub(super) fn poll(&self, wcs: &mut [ibv_wc]) -> Result<usize, Errno> {
         let mut polled = self.polled.lock();
         let state = &mut *polled;
+        state.quick = 0;
         if state.room != Room::Ample {
             self.admit(state)?;
         }

@@ -195,7 +195,7 @@ mod tests {
                         }
                         uses.store(uses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                     }
-                    inside.leave();
+                    bias.leave(&epochs, inside);
                 }
             });
             for round in 0..ROUNDS {

@@ -28,6 +28,7 @@ use super::qp::Qp;
 use super::segment::{self, Mapping};
 use super::xrc;
 use super::{fencing, fork, identity, keys, service};
+use crate::copy;
 use crate::ffi::ibv_qp_attr;
 
 /// How long after a request for it the upkeep thread looks at the queue pairs.
@@ -144,6 +145,7 @@ impl Process {
 
     fn new() -> Result<Self, Errno> {
         fork::watch();
+        copy::look_at_processor();
         let (slot, listener) = identity::claim_slot()?;
         let info_file = segment::create("verbs-soft0-info", size_of::<Info>())?;
         let mailbox_file = segment::create("verbs-soft0-mailbox", size_of::<Mailbox>())?;

@@ -251,17 +251,23 @@ impl Link {
     /// we know.
     #[inline(always)]
     pub(super) fn connected_target(&self) -> Option<Target> {
-        let target = self.target();
-        let same = target.0 == self.accepted.load(Ordering::Relaxed);
-        (same || self.accepts_anew(target)).then_some(target)
+        self.unchanged_target().or_else(|| self.accepts_anew())
     }
 
-    /// Whether a target that was not seen before is in the connection.
+    /// The same, if it was asked for before, and is still what it was then.
+    #[inline(always)]
+    pub(super) fn unchanged_target(&self) -> Option<Target> {
+        let target = self.target();
+        (target.0 == self.accepted.load(Ordering::Relaxed)).then_some(target)
+    }
+
+    /// The target, which was not seen before, if it is in the connection.
     #[cold]
-    fn accepts_anew(&self, target: Target) -> bool {
+    fn accepts_anew(&self) -> Option<Target> {
+        let target = self.target();
         let accepts = || target.connection() == self.connection.load(Ordering::SeqCst);
         if !accepts() {
-            return false;
+            return None;
         }
         self.accepted.store(target.0, Ordering::SeqCst);
         // Either `lose` comes behind this store, or it is seen here.
@@ -269,7 +275,7 @@ impl Link {
         if !still {
             self.accepted.store(NO_CONNECTION, Ordering::SeqCst);
         }
-        still
+        still.then_some(target)
     }
 
     /// What the peer's queue pair accepts, and from whom.

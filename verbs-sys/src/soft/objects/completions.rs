@@ -211,13 +211,24 @@ pub(in crate::soft) unsafe extern "C" fn poll_cq(
     if entries == 1 && cq.take_one(unsafe { &mut *wcs }) {
         return 1;
     }
+    // SAFETY: as here.
+    unsafe { poll_all(cq, entries, wcs) }
+}
+
+/// A function of its own, jumped to, so that the usual way needs no stack.
+///
+/// # Safety
+///
+/// As for `poll_cq`.
+#[inline(never)]
+unsafe extern "C" fn poll_all(cq: &Cq, entries: c_int, wcs: *mut ibv_wc) -> c_int {
     let Ok(entries) = usize::try_from(entries) else {
         return -1;
     };
     if entries == 0 {
         return 0;
     }
-    // SAFETY: as above.
+    // SAFETY: the array has so many elements, and any bytes make an `ibv_wc`.
     let wcs = unsafe { core::slice::from_raw_parts_mut(wcs, entries) };
     match cq.poll(wcs) {
         Ok(filled) => filled as c_int,

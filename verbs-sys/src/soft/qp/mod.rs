@@ -38,8 +38,9 @@ use super::srq::Srq;
 use super::xrc::Membership;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
-    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_async_event, ibv_async_event_element, ibv_event_type,
-    ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_type, ibv_sge, ibv_wc,
+    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, IBV_SEND_SIGNALED, ibv_async_event,
+    ibv_async_event_element, ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_type, ibv_send_flags, ibv_sge, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -75,7 +76,8 @@ pub(super) struct Qp {
     /// Of one that takes requests of XRC.
     receiver: Option<Receiver>,
     cap: ibv_qp_cap,
-    sq_sig_all: bool,
+    /// Flags that every request has: whether all of them are signaled.
+    always: ibv_send_flags,
     /// 1; or a number that no `num_sge` is, not even a wrong one, if requests have none, or none goes the
     /// straight way.
     one_sge: i64,
@@ -204,7 +206,10 @@ impl Qp {
             mailbox: NonNull::from(&process.mailbox().qps[index as usize]),
             pd,
             cap,
-            sq_sig_all: init.sq_sig_all != 0,
+            always: match init.sq_sig_all {
+                0 => 0,
+                _ => IBV_SEND_SIGNALED,
+            },
             one_sge: if cap.max_send_sge == 0 || injector.is_some() || is_xrc {
                 i64::MAX
             } else {
@@ -329,6 +334,12 @@ impl Qp {
     /// Whether its requests are acknowledged.
     fn is_reliable(&self) -> bool {
         !matches!(self.qp_type, IBV_QPT_UC | IBV_QPT_UD)
+    }
+
+    /// Whether a request with these flags makes a completion when it succeeds.
+    #[inline(always)]
+    fn signals(&self, flags: ibv_send_flags) -> bool {
+        (flags | self.always) & IBV_SEND_SIGNALED != 0
     }
 
     #[inline]
@@ -457,18 +468,10 @@ impl Qp {
     /// out completions, those of requests before those of receives.
     #[inline(never)] // Or it spills what the loop over the queue pairs keeps.
     pub(super) fn poll(&self, wcs: &mut [ibv_wc], sends: bool, receives: bool) -> usize {
+        self.advance(sends, receives);
         let mut filled = 0;
         if sends {
-            // Most polls come for a request that has ended at once, and ask for no more. A few of them
-            // look further all the same, or what has come would wait for as long as they do.
             filled = self.sq.harvest(wcs, self.qpn);
-            if filled == wcs.len() && self.sq.may_poll_alone() {
-                return filled;
-            }
-        }
-        self.advance(sends, receives);
-        if sends {
-            filled += self.sq.harvest(&mut wcs[filled..], self.qpn);
         }
         if receives {
             let src_qp = self.responder.src_qp.load(Ordering::Relaxed);

@@ -286,7 +286,7 @@ impl Qp {
         }
         init.cap = self.cap;
         init.qp_type = self.qp_type;
-        init.sq_sig_all = self.sq_sig_all.into();
+        init.sq_sig_all = self.signals(0).into();
         // SAFETY: the handle is ours; the field is written at creation only.
         init.qp_context = unsafe { (*self.qp.get()).qp_base.qp_context };
     }

@@ -93,21 +93,20 @@ impl Slot {
     /// What every completion has.
     #[inline(always)]
     fn complete_plainly(&self, wc: &mut ibv_wc, word: u64, qp_num: u32, src_qp: u32) {
-        *wc = ibv_wc {
-            wr_id: self.wr_id.load(Ordering::Relaxed),
-            status: (word & 0xff) as u32,
-            opcode: (word >> 8 & 0xffff) as u32 & !INVALIDATED,
-            vendor_err: 0,
-            byte_len: (word >> 32) as u32,
-            imm_data: 0,
-            qp_num,
-            src_qp,
-            wc_flags: 0,
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
-        };
+        let status = (word & 0xff) as u32;
+        let opcode = (word >> 8 & 0xffff) as u32 & !INVALIDATED;
+        let byte_len = (word >> 32) as u32;
+        // As few stores as may be: they fill the store buffer while those before wait for a line.
+        let fields: [u64; size_of::<ibv_wc>() / 8] = [
+            self.wr_id.load(Ordering::Relaxed),
+            pair(status, opcode),
+            pair(0, byte_len),
+            pair(0, qp_num),
+            pair(src_qp, 0),
+            0,
+        ];
+        // SAFETY: as large and as aligned, and any bytes make an `ibv_wc`; the fields are in its order.
+        unsafe { std::ptr::from_mut(wc).cast::<[u64; 6]>().write(fields) };
     }
 
     /// What few completions have.
@@ -125,6 +124,17 @@ impl Slot {
             wc.sl = (source >> 24) as u8;
             wc.wc_flags |= IBV_WC_GRH;
         }
+    }
+}
+
+/// Two fields of a C structure that follow each other in eight bytes.
+#[inline(always)]
+fn pair(first: u32, second: u32) -> u64 {
+    let (first, second) = (u64::from(first), u64::from(second));
+    if cfg!(target_endian = "little") {
+        first | second << 32
+    } else {
+        first << 32 | second
     }
 }
 
@@ -309,30 +319,27 @@ impl SendQueue {
         false
     }
 
-    /// Whether the poll that has filled its array may leave it at that.
-    #[inline(always)]
-    pub(super) fn may_poll_alone(&self) -> bool {
-        may_end_poll(self.scan.load(Ordering::Relaxed))
-    }
-
-    /// Moves one completion out, if the next request has one of the usual kind, and the poll may be left at
-    /// that. Called by one poller at a time.
+    /// Moves one completion out, if the next that there is is of the usual kind. Called by one poller at a time.
     #[inline(always)]
     pub(super) fn take_one(&self, wc: &mut ibv_wc, qp_num: u32) -> bool {
-        let scan = self.scan.load(Ordering::Relaxed);
-        let next = scan.wrapping_add(1);
-        if self.done.load(Ordering::Acquire) == scan || !may_end_poll(next) {
-            return false;
+        let done = self.done.load(Ordering::Acquire);
+        let mut scan = self.scan.load(Ordering::Relaxed);
+        while scan != done {
+            let slot = self.slots.at(scan);
+            let word = slot.outcome.load(Ordering::Relaxed);
+            scan = scan.wrapping_add(1);
+            match word & (HAS_COMPLETION | HAS_IMM | HAS_SOURCE) {
+                HAS_COMPLETION => {
+                    slot.complete_plainly(wc, word, qp_num, 0);
+                    self.head.store(scan, Ordering::Release);
+                    self.scan.store(scan, Ordering::Relaxed);
+                    return true;
+                }
+                0 => {}
+                _ => return false,
+            }
         }
-        let slot = self.slots.at(scan);
-        let word = slot.outcome.load(Ordering::Relaxed);
-        if word & (HAS_COMPLETION | HAS_IMM | HAS_SOURCE) != HAS_COMPLETION {
-            return false;
-        }
-        slot.complete_plainly(wc, word, qp_num, 0);
-        self.head.store(next, Ordering::Release);
-        self.scan.store(next, Ordering::Relaxed);
-        true
+        false
     }
 
     /// Moves completions out. Called by one poller at a time.
@@ -354,12 +361,6 @@ impl SendQueue {
         self.scan.store(scan, Ordering::Relaxed);
         filled
     }
-}
-
-/// Whether a poll that is filled by the completions before this position may end there: seven of eight may.
-#[inline(always)]
-fn may_end_poll(position: u32) -> bool {
-    !position.is_multiple_of(8)
 }
 
 /// The receive queue: `head <= done <= tail`.

@@ -35,8 +35,14 @@ impl Qp {
 
     /// Takes the lock without a fence, if its bias is this thread's.
     #[inline(always)]
-    pub(super) fn enter_sends(&self) -> Option<Inside<'_>> {
+    pub(super) fn enter_sends(&self) -> Option<Inside> {
         self.send_lock.0.enter(&self.info().sends.0.biased)
+    }
+
+    /// Lets it go again.
+    #[inline(always)]
+    pub(super) fn leave_sends(&self, inside: Inside) {
+        self.send_lock.0.leave(&self.info().sends.0.biased, inside);
     }
 
     /// The connection, if a request may be executed on it though the lock was taken without a fence. Asked within

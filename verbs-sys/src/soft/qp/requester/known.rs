@@ -28,8 +28,11 @@ pub(super) struct Known {
     base: *mut u8,
 }
 
-/// The entry of no key.
-static NOBODYS: KeyEntry = KeyEntry::new(u64::MAX);
+/// Beside the rights of a range that is mapped here; a right that there is not.
+const MAPPED: u32 = 1 << 31;
+
+/// The entry of no key: it holds, as nobody takes it away, for a range of no bytes.
+static NOBODYS: KeyEntry = KeyEntry::new(0);
 
 impl Known {
     const NOTHING: Self = Self {
@@ -44,10 +47,11 @@ impl Known {
     /// The range is told apart from the key: what a peer says of it is read once, as it could say something
     /// else the second time.
     fn new(live: Live<'_>, range: (u64, u64), base: *mut u8, pid: i32) -> Self {
+        let mapped = if base.is_null() { 0 } else { MAPPED };
         Self {
             entry: live.entry(),
             live: live.word(),
-            access: live.access(),
+            access: live.access() & !MAPPED | mapped,
             pid,
             range,
             base,
@@ -57,15 +61,33 @@ impl Known {
     /// Whether it is this key's, and the key still holds.
     #[inline(always)]
     fn is_of(&self, key: u32) -> bool {
+        self.was_of(key) && self.holds()
+    }
+
+    /// Whether it is this key's, if it holds.
+    #[inline(always)]
+    fn was_of(&self, key: u32) -> bool {
+        self.live as u32 == key
+    }
+
+    #[inline(always)]
+    fn holds(&self) -> bool {
         // SAFETY: of our own process, or of the peer's mapping that the link keeps: it is forgotten first.
         let entry = unsafe { &*self.entry };
-        self.live as u32 == key && entry.live.load(Ordering::SeqCst) == self.live
+        entry.live.load(Ordering::SeqCst) == self.live
     }
 
     /// The offset of these bytes, if they lie in the range and the key gives the right.
     #[inline(always)]
     pub(super) fn offset(&self, addr: u64, len: usize, access: u32) -> Option<u64> {
         keys::offset_in(self.range, self.access, addr, len, access)
+    }
+
+    /// Where these bytes are mapped here, if they are, lie in the range, and the key gives the right.
+    #[inline(always)]
+    pub(super) fn place(&self, addr: u64, len: usize, access: u32) -> Option<*mut u8> {
+        let offset = self.offset(addr, len, access | MAPPED)?;
+        Some(self.base.wrapping_add(offset as usize))
     }
 
     /// Where bytes at an offset are mapped here, if they are.
@@ -116,13 +138,28 @@ impl Ranges {
         }
     }
 
-    /// What a key of ours names. It is looked up if it is another than the last, unless `KNOWN`.
+    /// Whether everything holds. It does so until the send lock is let go: whoever takes a key away waits for that.
     #[inline(always)]
-    pub(super) fn local<const KNOWN: bool>(&mut self, qp: &Qp, lkey: u32) -> Option<&Known> {
-        if !self.local.is_of(lkey) {
-            if KNOWN {
-                return None;
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.local.holds() && self.remote.holds()
+    }
+
+    /// Forgets what does not hold any more.
+    pub(super) fn forget_lost(&mut self) {
+        for known in [&mut self.local, &mut self.remote] {
+            if !known.holds() {
+                *known = Known::NOTHING;
             }
+        }
+    }
+
+    /// What a key of ours names. It is looked up if it is another than the last, unless `CONFIRMED`.
+    #[inline(always)]
+    pub(super) fn local<const CONFIRMED: bool>(&mut self, qp: &Qp, lkey: u32) -> Option<&Known> {
+        if CONFIRMED {
+            return self.local.was_of(lkey).then_some(&self.local);
+        }
+        if !self.local.is_of(lkey) {
             self.local = known_here(qp, lkey)?;
         }
         Some(&self.local)
@@ -130,16 +167,16 @@ impl Ranges {
 
     /// What a key of the peer's names, in the same way.
     #[inline(always)]
-    pub(super) fn remote<const KNOWN: bool>(
+    pub(super) fn remote<const CONFIRMED: bool>(
         &mut self,
         link: &Link,
         target: Target,
         rkey: u32,
     ) -> Option<&Known> {
+        if CONFIRMED {
+            return self.remote.was_of(rkey).then_some(&self.remote);
+        }
         if !self.remote.is_of(rkey) {
-            if KNOWN {
-                return None;
-            }
             self.remote = known_there(link, target, rkey)?;
         }
         Some(&self.remote)
@@ -231,7 +268,7 @@ mod tests {
         allocator.revoke(keys, key);
         allocator.publish_as(keys, key, range(0x2000));
         assert!(!known.is_of(key), "given again");
-        assert!(!Known::NOTHING.is_of(0));
         assert!(!Known::NOTHING.is_of(u32::MAX));
+        assert!(Known::NOTHING.holds() && Known::NOTHING.place(0, 1, 0).is_none());
     }
 }

@@ -5,9 +5,8 @@ use std::sync::atomic::Ordering;
 use super::super::Qp;
 use super::{Bell, CORRUPTED, Request, Step, success, total};
 use crate::ffi::{
-    IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD,
-    IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM,
-    IBV_WR_SEND_WITH_INV, ibv_sge,
+    IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
+    IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge,
 };
 use crate::soft::keys;
 use crate::soft::layout::Target;
@@ -110,10 +109,7 @@ impl Qp {
             (request.opcode == IBV_WR_SEND_WITH_INV, ring::WITH_INV),
             (request.is(CORRUPTED), ring::CORRUPTED),
             (request.is(IBV_SEND_SOLICITED), ring::SOLICITED),
-            (
-                self.sq_sig_all || request.is(IBV_SEND_SIGNALED),
-                ring::SIGNALED,
-            ),
+            (self.signals(request.flags), ring::SIGNALED),
         ] {
             if set {
                 flags |= flag;

@@ -15,6 +15,7 @@ mod progress;
 mod straight;
 #[cfg(test)]
 mod tests;
+mod unfenced;
 mod valid;
 mod window;
 

@@ -1,6 +1,5 @@
 //! Posting: a request is validated, then executed at once or kept for later.
 
-use std::ptr;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -9,43 +8,11 @@ use super::super::queues::Kept;
 use super::super::stream::is_answered;
 use super::super::{MAX_SGE, Qp};
 use super::injected::untold;
+use super::unfenced::post_alone;
 use super::window::is_about_window;
 use super::{Bell, Owed, Request, Step, total};
 use crate::ffi::*;
-use crate::soft::bias::Inside;
 use crate::soft::keys;
-use crate::soft::link::Link;
-
-/// Posts a WRITE or a READ without a fence, if that may be and it is a straight one.
-///
-/// A C function, which does not unwind, is jumped to from another.
-///
-/// # Safety
-///
-/// As for `post_send`.
-#[inline(never)]
-unsafe extern "C" fn post_alone<const WRITE: bool>(
-    qp: &Qp,
-    wr: &ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> i32 {
-    let mut inside = qp.enter_sends();
-    if inside.is_some()
-        && let Some(link) = qp.unfenced_link()
-        // SAFETY: by the caller's promise; the lock is held.
-        && let Some(completed) = unsafe { qp.execute_alone::<WRITE, true>(wr, link) }
-    {
-        if completed {
-            qp.send_cq.notify(qp, false);
-        }
-        if let Some(inside) = inside.take() {
-            inside.leave();
-        }
-        return 0;
-    }
-    // SAFETY: by the caller's promise.
-    unsafe { qp.post_alone_slowly::<WRITE>(inside, wr, bad) }
-}
 
 impl Qp {
     /// ibv_post_send(3) on a chain: 0, or what is wrong with the first request that was not posted, which
@@ -62,72 +29,21 @@ impl Qp {
         bad: *mut *mut ibv_send_wr,
     ) -> i32 {
         // SAFETY: the chain is valid by the caller's promise.
-        if let Some(only) = unsafe { wr.as_ref() }
-            && only.next.is_null()
-        {
-            match only.opcode {
+        if let Some(first) = unsafe { wr.as_ref() } {
+            match (first.opcode, first.next.is_null()) {
                 // SAFETY: as above.
-                IBV_WR_RDMA_WRITE => return unsafe { post_alone::<true>(self, only, bad) },
+                (IBV_WR_RDMA_WRITE, true) => return unsafe { post_alone::<true>(self, wr, bad) },
                 // SAFETY: as above.
-                IBV_WR_RDMA_READ => return unsafe { post_alone::<false>(self, only, bad) },
+                (IBV_WR_RDMA_READ, true) => return unsafe { post_alone::<false>(self, wr, bad) },
+                (IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ, false) => {
+                    // SAFETY: as above.
+                    return unsafe { self.post_run(wr, bad) };
+                }
                 _ => {}
             }
         }
         // SAFETY: as above.
         unsafe { self.post_fenced(wr, bad) }
-    }
-
-    /// Posts a WRITE or a READ that something has to be looked up for, or that goes behind a fence; `inside` is the
-    /// lock, if it was taken without.
-    ///
-    /// # Safety
-    ///
-    /// As for `post_send`.
-    #[inline(never)]
-    unsafe fn post_alone_slowly<const WRITE: bool>(
-        &self,
-        inside: Option<Inside<'_>>,
-        wr: &ibv_send_wr,
-        bad: *mut *mut ibv_send_wr,
-    ) -> i32 {
-        if let Some(inside) = inside {
-            let link = self.unfenced_link();
-            // SAFETY: by the caller's promise; the lock is held.
-            let executed = link.and_then(|link| unsafe { self.execute_lone::<WRITE>(wr, link) });
-            inside.leave();
-            if executed.is_some() {
-                return 0;
-            }
-        }
-        self.lock_sends();
-        self.renew_known();
-        // SAFETY: the lock is held.
-        let link = unsafe { self.link() };
-        // SAFETY: by the caller's promise.
-        let executed = link.and_then(|link| unsafe { self.execute_lone::<WRITE>(wr, link) });
-        if executed.is_none() {
-            // SAFETY: as above.
-            return unsafe { self.post_rest(ptr::from_ref(wr).cast_mut(), bad) };
-        }
-        self.count_post();
-        self.unlock_sends();
-        0
-    }
-
-    /// Executes a WRITE or a READ if it is of the straight kind, and tells of its completion. The send lock is
-    /// held, and what is known of keys holds.
-    ///
-    /// # Safety
-    ///
-    /// As for `post_send`.
-    #[inline(never)]
-    unsafe fn execute_lone<const WRITE: bool>(&self, wr: &ibv_send_wr, link: &Link) -> Option<()> {
-        // SAFETY: as for this function.
-        let completed = unsafe { self.execute_alone::<WRITE, false>(wr, link) }?;
-        if completed {
-            self.send_cq.notify(self, false);
-        }
-        Some(())
     }
 
     /// As [`post_send`](Self::post_send), behind a fence.
@@ -136,7 +52,11 @@ impl Qp {
     ///
     /// As for `post_send`.
     #[inline(never)]
-    unsafe fn post_fenced(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+    pub(super) unsafe fn post_fenced(
+        &self,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> i32 {
         self.lock_sends();
         // SAFETY: by the caller's promise; the lock is held.
         unsafe { self.post_locked(wr, bad) }
@@ -173,6 +93,7 @@ impl Qp {
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
         let rest = unsafe { self.execute_front(wr) };
         if rest.is_null() {
+            self.count_post();
             self.unlock_sends();
             return 0;
         }
@@ -185,7 +106,7 @@ impl Qp {
     /// # Safety
     ///
     /// As for `post_send`.
-    unsafe fn post_rest(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+    pub(super) unsafe fn post_rest(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
         // SAFETY: by the caller's promise.
         match unsafe { self.post_chain(wr) } {
             Ok(()) => 0,
@@ -349,7 +270,7 @@ impl Qp {
     /// Executes the request at `exec`; `false` if it must be kept.
     #[inline]
     fn step(&self, position: u32, request: &Request<'_>, owed: &mut Owed, bell: &mut Bell) -> bool {
-        let signaled = self.sq_sig_all || request.is(IBV_SEND_SIGNALED);
+        let signaled = self.signals(request.flags);
         let executed = match &self.injector {
             None => self.execute(position, request, bell),
             Some(injector) => self.execute_among_faults(injector, position, request, bell),
