@@ -30,6 +30,8 @@ type Failure = Box<dyn std::error::Error>;
 const PAIRS: usize = 16;
 /// Bytes of a slot: more than the device copies without a look at the key would show as torn.
 const SLOT: usize = 8192;
+/// Requests of a chain.
+const RUN: usize = 16;
 const PSN: u32 = 9;
 /// For so long the owner now and then takes nothing away.
 const REST: Duration = Duration::from_millis(40);
@@ -360,25 +362,42 @@ fn besiege() -> Result<(), Failure> {
             counter += 1;
             // SAFETY: eight aligned bytes of our own memory.
             unsafe { memory.addr().cast::<u64>().write(counter) };
-            let len = if first || counter.is_multiple_of(3) {
-                SLOT
-            } else {
-                64
+            // One that the device executes with a call, those that it executes without, alone and in a run.
+            let (requests, len) = match counter % 4 {
+                _ if first => (1, SLOT),
+                0 => (1, SLOT),
+                1 => (1, 64),
+                2 => (1, 4096),
+                _ => (RUN, 64),
             };
-            let mut sge = ffi::ibv_sge {
-                addr: source.addr(),
-                length: len as u32,
-                lkey: source.lkey(),
-            };
-            let mut wr = ffi::ibv_send_wr::zeroed();
-            wr.opcode = ffi::IBV_WR_RDMA_WRITE;
-            wr.send_flags = ffi::IBV_SEND_SIGNALED;
-            wr.sg_list = &mut sge;
-            wr.num_sge = 1;
-            wr.wr.rdma = ffi::ibv_send_wr_rdma { remote_addr, rkey };
-            // SAFETY: the request and its list live through the call, the source is registered.
-            unsafe { end.qps[index].post_send(&mut wr) }?;
-            Ok(end.next()?.status())
+            let mut sges = [ffi::ibv_sge::default(); RUN];
+            let mut wrs = [ffi::ibv_send_wr::zeroed(); RUN];
+            let mut next = std::ptr::null_mut();
+            for place in (0..requests).rev() {
+                let (sge, wr) = (&mut sges[place], &mut wrs[place]);
+                sge.addr = source.addr();
+                sge.length = len as u32;
+                sge.lkey = source.lkey();
+                wr.wr_id = place as u64;
+                wr.opcode = ffi::IBV_WR_RDMA_WRITE;
+                if place + 1 == requests {
+                    wr.send_flags = ffi::IBV_SEND_SIGNALED;
+                }
+                (wr.sg_list, wr.num_sge, wr.next) = (sge, 1, next);
+                let remote_addr = remote_addr + (place * len) as u64;
+                wr.wr.rdma = ffi::ibv_send_wr_rdma { remote_addr, rkey };
+                next = wr;
+            }
+            // SAFETY: the requests and their lists live through the call, the source is registered.
+            unsafe { end.qps[index].post_send(next) }?;
+            let completion = end.next()?;
+            if completion.status() != WcStatus::Success {
+                // Those behind it complete, too.
+                for _ in completion.wr_id() as usize + 1..requests {
+                    assert_eq!(end.next()?.status(), WcStatus::WrFlushErr);
+                }
+            }
+            Ok(completion.status())
         };
         for index in 0..PAIRS {
             assert_eq!(write(index, true)?, WcStatus::Success, "by a good key");

@@ -106,7 +106,12 @@ fn alternate(
 /// A figure of a test's only line: the words before it are the size and the number of iterations.
 fn column(bed: &mut Bed<'_>, program: &'static str, size: u32, at: usize) -> Result<f64> {
     let size = size.to_string();
-    let arguments = ["-d", "soft0", "-n", "5000", "-s", &size];
+    // The first requests are those that everything is looked up for.
+    let warmed: &[&str] = match program.ends_with("_bw") {
+        true => &["--perform_warm_up"],
+        false => &[],
+    };
+    let arguments = [&["-d", "soft0", "-n", "20000", "-s", &size], warmed].concat();
     let output = bed.run(&Case::pair("perftest", program, &arguments))?;
     figure(&output, &size, at).with_context(|| format!("{program} said: {output}"))
 }
