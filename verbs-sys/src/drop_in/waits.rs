@@ -43,9 +43,9 @@ unsafe extern "C-unwind" fn wait(fd: c_int) -> c_int {
     unsafe { poll(&raw mut wanted, 1, -1) }
 }
 
-/// Runs a call of the system's library during which the thread is not cancelled: what would unwind it knows nothing of
-/// the other namespace. It has been [waited for](wait), so it comes back at once, but for one that another thread was
-/// quicker to take.
+/// Runs what does not wait, during which the thread is not cancelled: a call of the system's library, where what would
+/// unwind it knows nothing of the other namespace, or what holds locks of ours. The former has been [waited for](wait),
+/// so it comes back at once, but for one that another thread was quicker to take.
 fn uncancelled(call: impl FnOnce() -> c_int) -> c_int {
     let mut before = 0;
     // SAFETY: a place for the old state.
@@ -99,7 +99,8 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
             return -1;
         }
         // SAFETY: by the caller's promise.
-        if unsafe { soft::take_cq_event(channel, cq, cq_context) } {
+        let take = || unsafe { soft::take_cq_event(channel, cq, cq_context) };
+        if uncancelled(|| take().into()) != 0 {
             return 0;
         }
     }

@@ -77,8 +77,8 @@ impl Channel {
         }
     }
 
-    /// The queue of an event, once the descriptor has been read. `None`: the event was of a queue destroyed meanwhile, or a
-    /// peer's nonsense.
+    /// The queue of an event, once the descriptor has been read. `None`: the event was of a queue destroyed meanwhile, of
+    /// nothing that came since that was armed, or a peer's nonsense.
     pub(super) fn take_event(&self) -> Option<Arc<Cq>> {
         let cqs = self.lock();
         let due = |cq: &&Arc<Cq>| {
@@ -88,6 +88,10 @@ impl Channel {
                 .is_ok()
         };
         let cq = cqs.iter().find(due)?;
+        // The list stays locked, so the queue is not destroyed meanwhile.
+        if !cq.owes_event() {
+            return None;
+        }
         cq.event_delivered();
         Some(Arc::clone(cq))
     }

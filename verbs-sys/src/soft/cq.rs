@@ -8,6 +8,7 @@
 mod calls;
 mod crowd;
 mod extended;
+mod notify;
 mod ports;
 mod room;
 #[cfg(test)]
@@ -15,20 +16,20 @@ mod tests;
 
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
 use self::crowd::Crowd;
 pub(super) use self::extended::READABLE;
 use self::extended::Reader;
+use self::notify::Asked;
 use self::room::{Room, Watch};
 use super::biased::Biased;
 use super::channel::Channel;
 use super::events::{AsyncEvents, Source};
-use super::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, Calls, CqBell};
-use super::link;
+use super::layout::{Calls, CqBell};
 use super::process::Process;
 use super::qp::Qp;
 use super::xrc::Port;
@@ -91,6 +92,7 @@ struct Polled {
     ports_first: bool,
     /// Completions that all members and ports could have waiting.
     places: u64,
+    asked: Asked,
     next: usize,
     /// The member that last gave something, if it is still there.
     recent: usize,
@@ -151,6 +153,7 @@ impl Cq {
                 ports: Vec::new(),
                 ports_first: false,
                 places: 0,
+                asked: Asked::default(),
                 next: 0,
                 recent: 0,
                 fruitless: 0,
@@ -191,89 +194,8 @@ impl Cq {
         Some((self.index, &self.channel.as_ref()?.fd))
     }
 
-    /// Whether the application has asked for an event, and may be about to sleep.
-    #[inline]
-    pub(super) fn is_armed(&self) -> bool {
-        self.channel.is_some() && self.cq_bell().armed.load(Ordering::Relaxed) != ARMED_NOT
-    }
-
-    /// Whether anybody has to be told of completions.
-    #[inline(always)]
-    pub(super) fn has_notes(&self) -> bool {
-        self.notes.load(Ordering::Relaxed)
-    }
-
-    /// Completions of a queue pair became visible, or are about to: fires an event if one was asked
-    /// for.
-    #[inline(always)]
-    pub(super) fn notify(&self, by: &Qp, solicited: bool) {
-        if self.has_notes() {
-            if by.is_resting() {
-                by.call_if_resting(self);
-            }
-            self.note_completions();
-            self.wake(solicited);
-        }
-    }
-
-    /// Fires an event if one was asked for.
-    #[inline(always)]
-    fn wake(&self, solicited: bool) {
-        if let Some(channel) = &self.channel {
-            link::ring(self.cq_bell(), &channel.fd, solicited);
-        }
-    }
-
-    /// ibv_req_notify_cq(3). Whoever publishes a completion after this looks at the armed word
-    /// behind a fence, so either it fires, or the poll that must follow the arming finds it.
-    pub(super) fn req_notify(&self, solicited_only: bool) {
-        let mut polled = self.polled.lock();
-        // What has come before makes no event, whoever takes it first.
-        self.take_in(&mut polled);
-        for member in polled.visited() {
-            member.qp.let_others_tell();
-        }
-        for port in &polled.ports {
-            port.domain().let_others_tell();
-        }
-        let armed = &self.cq_bell().armed;
-        let wanted = if solicited_only {
-            ARMED_SOLICITED
-        } else {
-            ARMED_ANY
-        };
-        // The wider of two requests holds.
-        armed.fetch_max(wanted, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        polled.visit_everybody();
-        if polled.is_waiting() {
-            self.process.nudge_later();
-            for member in &polled.members {
-                member.qp.watch_stream();
-                member.qp.hurry();
-            }
-        }
-    }
-
     pub(super) fn async_events(&self) -> &Source {
         &self.async_events
-    }
-
-    pub(super) fn event_delivered(&self) {
-        self.events().unacknowledged += 1;
-    }
-
-    /// ibv_ack_cq_events(3).
-    pub(super) fn acknowledge(&self, count: u32) {
-        let mut events = self.events();
-        events.unacknowledged = events.unacknowledged.saturating_sub(count);
-        if events.awaited && events.unacknowledged == 0 {
-            self.acknowledged.notify_all();
-        }
-    }
-
-    fn events(&self) -> MutexGuard<'_, Events> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn attach(&self, qp: &Arc<Qp>, sends: bool, receives: bool) {
@@ -285,6 +207,7 @@ impl Cq {
         };
         polled.places += member.places();
         polled.members.push(member);
+        polled.asked.joined(qp);
         self.joined(&mut polled);
         self.reckon(&mut polled);
     }
@@ -294,6 +217,7 @@ impl Cq {
         let mut polled = self.polled.lock();
         if let Some(at) = polled.members.iter().position(is_it) {
             let gone = polled.members.swap_remove(at);
+            polled.asked.left(at);
             polled.places -= gone.places();
             polled.left(at, &gone);
             self.reckon(&mut polled);
@@ -410,11 +334,10 @@ impl Cq {
         }
     }
 
-    /// Runs something while neither this queue nor the other is polled.
-    pub(super) fn exclusively(&self, other: &Self, act: impl FnOnce()) {
+    /// Empties the queues of a queue pair that completes on this queue and the other, while neither is polled.
+    pub(super) fn while_empties(&self, other: &Self, qp: &Qp, empty: impl FnOnce()) {
         if self.index == other.index {
-            let _alone = self.polled.lock();
-            return act();
+            return self.polled.lock().while_empties(qp, empty);
         }
         // Always in the same order, whichever role each queue has.
         let (first, second) = if self.index < other.index {
@@ -422,9 +345,9 @@ impl Cq {
         } else {
             (other, self)
         };
-        let _first = first.polled.lock();
-        let _second = second.polled.lock();
-        act();
+        let mut first = first.polled.lock();
+        let mut second = second.polled.lock();
+        first.while_empties(qp, || second.while_empties(qp, empty));
     }
 }
 

@@ -19,6 +19,7 @@ impl Cq {
         let is_it = |other: &Arc<Port>| std::ptr::eq(&raw const **other, port);
         if let Some(at) = polled.ports.iter().position(is_it) {
             let gone = polled.ports.swap_remove(at);
+            polled.asked.port_left(&gone);
             polled.places -= gone.places();
             self.reckon(&mut polled);
         }

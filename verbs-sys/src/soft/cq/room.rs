@@ -38,7 +38,7 @@ impl Member {
         u64::from(self.qp.places(self.sends, self.receives))
     }
 
-    fn waiting(&self) -> u64 {
+    pub(super) fn waiting(&self) -> u64 {
         u64::from(self.qp.waiting(self.sends, self.receives))
     }
 }

@@ -415,7 +415,7 @@ impl Bell {
 /// How the queue is armed, if what was published is to be told of.
 #[inline]
 fn is_due(cq: &CqBell, solicited: bool) -> Option<u32> {
-    // The other half of this fence is in `req_notify_cq`: either we see its arming, or its next poll
+    // The other half of this fence is in `Cq::arm`: either we see the arming, or what looks behind it
     // sees what we published.
     fence(Ordering::SeqCst);
     let armed = cq.armed.load(Ordering::Relaxed);
@@ -431,9 +431,14 @@ pub(super) fn ring(cq: &CqBell, fd: &OwnedFd, solicited: bool) {
             .compare_exchange(armed, ARMED_NOT, Ordering::SeqCst, Ordering::Relaxed)
             .is_ok()
     {
-        cq.fired.fetch_add(1, Ordering::Release);
-        signal(fd);
+        fire(cq, fd);
     }
+}
+
+/// Counts an event, and wakes who waits for it. Whoever does has disarmed the queue.
+pub(super) fn fire(cq: &CqBell, fd: &OwnedFd) {
+    cq.fired.fetch_add(1, Ordering::Release);
+    signal(fd);
 }
 
 /// Adds one to an eventfd. Cannot fail but by overflow, when the reader is awake anyway.

@@ -3,6 +3,7 @@
 mod access;
 pub(super) mod datagram;
 mod extended;
+mod marks;
 mod modify;
 mod queues;
 mod requester;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 
 pub(super) use self::datagram::MAX_DATAGRAM;
 pub(super) use self::extended::offer as offer_builders;
+pub(super) use self::marks::Marks;
 pub(super) use self::queues::RecvQueue;
 use self::queues::SendQueue;
 pub(super) use self::requester::Bind;

@@ -183,7 +183,7 @@ impl Qp {
         self.publish(readiness, &ibv_qp_attr::zeroed(), 0);
         self.quiesce_peer()?;
         let mut link = None;
-        self.send_cq.exclusively(&self.recv_cq, || {
+        self.send_cq.while_empties(&self.recv_cq, self, || {
             self.exclusively(|| {
                 // Again: whoever was inside may have met an error, and said so.
                 self.state.store(IBV_QPS_RESET, Ordering::Release);

@@ -319,6 +319,17 @@ impl SendQueue {
         false
     }
 
+    /// Whether any request from one position up to another, where the queue had ended since, has a completion that
+    /// waits or was polled. No poll is under way.
+    pub(super) fn completed_between(&self, from: u32, to: u32) -> bool {
+        let ended = to.wrapping_sub(from);
+        let polled = self.head.load(Ordering::Relaxed).wrapping_sub(from);
+        // `head` is behind a completion that was polled, and slots from there on hold what they held.
+        (1..=ended).contains(&polled)
+            || ended as usize > self.slots.slots.len()
+            || self.have_completion(from, to)
+    }
+
     /// Moves one completion out, if the next that there is is of the usual kind. Called by one poller at a time.
     #[inline(always)]
     pub(super) fn take_one(&self, wc: &mut ibv_wc, qp_num: u32) -> bool {

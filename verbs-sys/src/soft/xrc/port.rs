@@ -28,6 +28,8 @@ struct Outlet {
     waiting: VecDeque<ibv_wc>,
     /// Receives in use.
     in_use: u32,
+    /// Completions came since the completion queue was armed, polled by now or not.
+    came: bool,
     /// Why no receive is to be used any more.
     shut: Option<Unready>,
 }
@@ -60,6 +62,7 @@ impl Port {
             outlet: Mutex::new(Outlet {
                 waiting: VecDeque::with_capacity(places as usize),
                 in_use: 0,
+                came: false,
                 shut: None,
             }),
         })
@@ -109,6 +112,7 @@ impl Port {
             return;
         }
         outlet.waiting.push_back(wc);
+        outlet.came = true;
         // Under the lock: a queue that was retired is not told.
         self.cq.notify_of_port(solicited);
     }
@@ -141,6 +145,17 @@ impl Port {
     /// Completions that wait to be polled.
     pub(in crate::soft) fn waiting(&self) -> u64 {
         self.outlet().waiting.len() as u64
+    }
+
+    /// The completion queue is armed. Whether completions have come since it was before.
+    pub(in crate::soft) fn mark(&self) -> bool {
+        std::mem::take(&mut self.outlet().came)
+    }
+
+    /// Whether an event has something to tell: completions that came since, or any that wait.
+    pub(in crate::soft) fn has_something(&self) -> bool {
+        let outlet = self.outlet();
+        outlet.came || !outlet.waiting.is_empty()
     }
 
     /// Nothing is taken any more, for this reason, and what waits is gone.

@@ -12,8 +12,8 @@ const OF_A_PACKET: Holds = Holds::Rows(1, 12);
 /// Each operation over each kind of service, in both directions, asleep, on many queue pairs, inline, from a shared
 /// queue, in lists. Latency is that of a ping-pong, or of one request at a time.
 ///
-/// Those asleep (`-e`) take each event for one completion, with room for one request: an event too many makes them
-/// wait for ever. A sender that is interrupted between its message and its ring can make one, so they are short.
+/// The latency tests asleep (`-e`) take each event for one completion, with room for one request: an event too many
+/// makes them wait for ever. They are long enough for every sender to be interrupted between its message and its ring.
 ///
 /// Connections by the connection manager are in `perftest_cm`.
 pub fn cases() -> Vec<Case> {
@@ -30,11 +30,11 @@ pub fn cases() -> Vec<Case> {
         ("ib_atomic_bw", "-n 1000 -e", 3),
         ("ib_atomic_bw", "-n 100 -q 16", 3),
         ("ib_atomic_lat", "-n 1000", 3),
-        ("ib_atomic_lat", "-n 100 -e", 3),
+        ("ib_atomic_lat", "-n 2000 -e", 3),
         ("ib_read_bw", "-n 1000 -b", 16),
         ("ib_read_bw", "-n 1000 -e", 16),
         ("ib_read_bw", "-n 1000 -q 16", 16),
-        ("ib_read_lat", "-n 100 -e", 1),
+        ("ib_read_lat", "-n 2000 -e", 1),
         ("ib_send_bw", "-n 1000 -b", 16),
         ("ib_send_bw", "-n 1000 -e", 16),
         ("ib_send_bw", "-n 1000 -b -e -q 4", 16),
@@ -48,12 +48,12 @@ pub fn cases() -> Vec<Case> {
         ("ib_send_bw", "-n 1000 -c UD -s 1024 -b", 10),
         ("ib_send_bw", "-n 1000 -c UD -s 1024 -e", 10),
         ("ib_send_bw", "-n 1000 -c UD -s 1024 -q 16", 10),
-        ("ib_send_lat", "-n 100 -e", 1),
+        ("ib_send_lat", "-n 2000 -e", 1),
         ("ib_send_lat", "-n 1000 -s 64 -I 64", 6),
         ("ib_send_lat", "-n 1000 --use-srq", 1),
         ("ib_send_lat", "-n 1000 -c UC", 1),
-        ("ib_send_lat", "-n 100 -c UC -e", 1),
-        ("ib_send_lat", "-n 100 -c UD -e", 1),
+        ("ib_send_lat", "-n 2000 -c UC -e", 1),
+        ("ib_send_lat", "-n 2000 -c UD -e", 1),
         ("ib_write_bw", "-n 1000 -b", 16),
         ("ib_write_bw", "-n 1000 -q 16", 16),
         ("ib_write_bw", "-n 1000 -s 64 -I 64", 6),
@@ -68,7 +68,7 @@ pub fn cases() -> Vec<Case> {
         ("ib_write_lat", "-n 100", 1),
         ("ib_read_bw", "-n 100", 16),
         ("ib_send_bw", "-n 100 -b", 16),
-        ("ib_send_lat", "-n 100 -e", 1),
+        ("ib_send_lat", "-n 2000 -e", 1),
         ("ib_atomic_bw", "-n 100", 3),
     ]
     .map(|(program, arguments, power)| {

@@ -1,5 +1,6 @@
 //! Extended reliable connections: ibv_open_xrcd(3), and what is made in such domains.
 
+mod events;
 mod forged;
 mod processes;
 mod support;

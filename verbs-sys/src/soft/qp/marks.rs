@@ -1,0 +1,44 @@
+//! What has come since a completion queue was armed (`cq/notify.rs`).
+
+use std::sync::atomic::Ordering;
+
+use super::Qp;
+
+/// Up to where the two queues of a queue pair had ended at some time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::soft) struct Marks {
+    sends: u32,
+    receives: u32,
+}
+
+impl Qp {
+    /// Up to where both queues have ended by now.
+    pub(in crate::soft) fn marks(&self) -> Marks {
+        Marks {
+            sends: self.sq.done.load(Ordering::Acquire),
+            receives: self.rq.done.load(Ordering::Acquire),
+        }
+    }
+
+    /// Whether completions came between two marks, polled by now or not. No poll is under way, and the queues were
+    /// not emptied since.
+    pub(in crate::soft) fn completed_between(
+        &self,
+        (from, to): (Marks, Marks),
+        sends: bool,
+        receives: bool,
+    ) -> bool {
+        // Every receive has a completion.
+        receives && from.receives != to.receives
+            || sends && self.sq.completed_between(from.sends, to.sends)
+    }
+
+    /// Takes what has come; whether more of it is there that could be taken at once. (A message without a receive is
+    /// not: whoever posts one tells of what comes of it.)
+    pub(in crate::soft) fn advance_and_look(&self, sends: bool, receives: bool) -> bool {
+        let before = self.executed();
+        self.advance(sends, receives);
+        let moves = self.datagrams.is_some() || self.executed() != before;
+        receives && moves && self.recv_can_progress()
+    }
+}
