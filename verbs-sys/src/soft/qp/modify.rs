@@ -27,6 +27,7 @@ impl Qp {
         if mask & IBV_QP_STATE != 0 && wanted.qp_state == IBV_QPS_ERR {
             self.take_in();
         }
+        let mask = state::that_count(self.qp_type, mask);
         let mut control = self.control();
         let current = self.state();
         let limits = state::Limits {

@@ -133,6 +133,16 @@ const SENDS: ibv_qp_attr_mask = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX
 /// What only those have that take requests.
 const TAKES: ibv_qp_attr_mask = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 
+/// Those attributes of a mask that mean something to a queue pair of this type. Of what a reliable connection has, one of
+/// XRC has what is about the requests it sends, or takes; programs may give it the rest, which the kernel ignores.
+pub(crate) fn that_count(qp_type: ibv_qp_type, mask: ibv_qp_attr_mask) -> ibv_qp_attr_mask {
+    match qp_type {
+        IBV_QPT_XRC_SEND => mask & !TAKES,
+        IBV_QPT_XRC_RECV => mask & !SENDS,
+        _ => mask,
+    }
+}
+
 /// The rule of a transition, if there is such a transition.
 fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Rule, ModifyError> {
     let (rc, uc) = match qp_type {
@@ -140,12 +150,6 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
         IBV_QPT_UC => (false, true),
         IBV_QPT_UD => (false, false),
         _ => return Err(ModifyError::Type),
-    };
-    // Of what a reliable connection has, that which is about the requests it sends, or takes.
-    let theirs = |attributes| match qp_type {
-        IBV_QPT_XRC_SEND => attributes & !TAKES,
-        IBV_QPT_XRC_RECV => attributes & !SENDS,
-        _ => attributes,
     };
     // What differs by type: reliable connection, unreliable connection, datagrams.
     let by_type = |reliable, unreliable, datagram| {
@@ -201,8 +205,8 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
         _ => return Err(ModifyError::Transition),
     };
     Ok(Rule {
-        required: theirs(rule.required),
-        optional: theirs(rule.optional),
+        required: that_count(qp_type, rule.required),
+        optional: that_count(qp_type, rule.optional),
     })
 }
 

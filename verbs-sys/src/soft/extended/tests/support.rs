@@ -246,7 +246,6 @@ pub fn connect_at(address: &ibv_ah_attr, qp: *mut ibv_qp, dest_qp_num: u32) {
     // SAFETY: written at creation only.
     let qp_type = unsafe { (*qp).qp_type };
     let is_ud = qp_type == IBV_QPT_UD;
-    let (takes, sends) = (qp_type != IBV_QPT_XRC_SEND, qp_type != IBV_QPT_XRC_RECV);
     let only = |wanted: bool, mask: u32| if wanted { mask } else { 0 };
     attr.qp_state = IBV_QPS_INIT;
     (attr.port_num, attr.qkey, attr.qp_access_flags) = (1, QKEY, ALL);
@@ -265,12 +264,13 @@ pub fn connect_at(address: &ibv_ah_attr, qp: *mut ibv_qp, dest_qp_num: u32) {
     ) = (12, 14, 7, 7);
     attr.ah_attr = *address;
     let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    // What only the other side of XRC has is ignored.
     let taken = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-    let rtr = only(!is_ud, path | only(takes, taken));
+    let rtr = only(!is_ud, path | taken);
     modify(&mut attr, IBV_QP_STATE | rtr);
     attr.qp_state = IBV_QPS_RTS;
     let sent = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-    let repeat = only(!is_ud, IBV_QP_TIMEOUT | only(sends, sent));
+    let repeat = only(!is_ud, IBV_QP_TIMEOUT | sent);
     modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN | repeat);
 }
 
