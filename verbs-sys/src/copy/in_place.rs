@@ -32,22 +32,41 @@ pub(crate) unsafe fn copy_in_place<const TO_SHARED: bool>(
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-mod imp {
+pub(super) mod imp {
     use std::arch::asm;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicU8, Ordering};
 
-    use super::super::x86_64::{FETCH_LINES_AHEAD, LINES, SMALL, blocks_avx512, blocks_sse};
+    use super::super::x86_64::{
+        AHEAD, FETCH_AHEAD, FETCH_LINES_AHEAD, LINES, blocks_avx, blocks_avx_ahead, blocks_avx512,
+        blocks_sse,
+    };
 
-    /// Whether the processor can access a line at once.
-    static HAS_WHOLE_LINES: AtomicBool = AtomicBool::new(false);
+    /// Up to this length, words are copied one by one.
+    const WORDS: usize = 64;
+    /// Copies are shorter than this: what a call costs is nothing beside longer ones.
+    const LIMIT: usize = FETCH_LINES_AHEAD;
 
-    pub(super) fn look_at_processor() {
-        let has = std::is_x86_feature_detected!("avx512f");
-        HAS_WHOLE_LINES.store(has, Ordering::Relaxed);
+    /// What the processor can access at once: 16 bytes, 32, or a line.
+    pub(in super::super) const NARROW: u8 = 0;
+    pub(in super::super) const WIDE: u8 = 1;
+    pub(in super::super) const WHOLE_LINES: u8 = 2;
+
+    static WIDTH: AtomicU8 = AtomicU8::new(NARROW);
+
+    pub(in super::super) fn width() -> u8 {
+        if std::is_x86_feature_detected!("avx512f") {
+            WHOLE_LINES
+        } else if std::is_x86_feature_detected!("avx") {
+            WIDE
+        } else {
+            NARROW
+        }
     }
 
-    /// Copies what needs few instructions and no call.
-    ///
+    pub(super) fn look_at_processor() {
+        WIDTH.store(width(), Ordering::Relaxed);
+    }
+
     /// # Safety
     ///
     /// As for [`super::copy_in_place`].
@@ -57,36 +76,64 @@ mod imp {
         src: *const u8,
         len: usize,
     ) -> bool {
+        // SAFETY: same contract; so wide is what the processor was found to be.
+        unsafe { copy::<TO_SHARED>(|| WIDTH.load(Ordering::Relaxed), dst, src, len) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`super::copy_in_place`]; the processor is as wide as it is said to be.
+    #[inline(always)]
+    pub(in super::super) unsafe fn copy<const TO_SHARED: bool>(
+        width: impl Fn() -> u8,
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+    ) -> bool {
         let shared = if TO_SHARED { dst.addr() } else { src.addr() };
-        if len <= SMALL {
-            if !(shared | len).is_multiple_of(8) {
-                return false;
+        if len < WORDS {
+            let goes = (shared | len).is_multiple_of(8);
+            if goes {
+                // SAFETY: same contract; words, and not none.
+                unsafe { words(dst, src, len) };
             }
-            // SAFETY: same contract; words, and not none.
-            unsafe { words(dst, src, len) };
-            return true;
+            return goes;
         }
-        if (shared | len).is_multiple_of(64)
-            && len < FETCH_LINES_AHEAD
-            && HAS_WHOLE_LINES.load(Ordering::Relaxed)
-        {
-            if len <= LINES {
-                // SAFETY: same contract; lines, and the processor was looked at.
-                unsafe { lines_avx512(dst, src, len) };
-                return true;
+        if !len.is_multiple_of(64) || len >= LIMIT {
+            return false;
+        }
+        if !shared.is_multiple_of(64) {
+            let goes = len <= LINES && shared.is_multiple_of(16);
+            if goes {
+                // SAFETY: same contract; as many bytes as whole lines.
+                unsafe { blocks_sse(dst, src, len) };
             }
-            if len.is_multiple_of(256) {
+            return goes;
+        }
+        match width() {
+            WHOLE_LINES if len <= LINES || !len.is_multiple_of(256) => {
+                // SAFETY: same contract; lines, and the processor can.
+                unsafe { lines_avx512(dst, src, len) };
+            }
+            WHOLE_LINES => {
                 // SAFETY: as above; blocks.
                 unsafe { blocks_avx512(dst, src, len) };
-                return true;
+            }
+            WIDE if len.is_multiple_of(128) => {
+                let ahead = if len > FETCH_AHEAD { len - AHEAD } else { 0 };
+                if ahead != 0 {
+                    // SAFETY: as above; `AHEAD` bytes are left behind these blocks.
+                    unsafe { blocks_avx_ahead(dst, src, ahead) };
+                }
+                // SAFETY: as above; what is left.
+                unsafe { blocks_avx(dst.add(ahead), src.add(ahead), len - ahead) };
+            }
+            _ => {
+                // SAFETY: same contract; whole lines.
+                unsafe { blocks_sse(dst, src, len) };
             }
         }
-        if len <= LINES && len.is_multiple_of(64) && shared.is_multiple_of(16) {
-            // SAFETY: same contract; the length was just checked.
-            unsafe { blocks_sse(dst, src, len) };
-            return true;
-        }
-        false
+        true
     }
 
     /// Copies words of 8 bytes, each in one access.

@@ -8,29 +8,42 @@ use super::*;
 type Copy = unsafe fn(*mut u8, *const u8, usize);
 
 /// All routines, the portable ones also where they are not in use.
-const COPIES: [(&str, Copy); 8] = [
+const COPIES: [(&str, Copy); 12] = [
     ("write_shared", write_shared),
     ("read_shared", read_shared),
     ("copy_shared", copy_shared),
     ("portable to shared", portable::copy_to_shared),
     ("portable from shared", portable::copy_from_shared),
     ("portable both shared", portable::copy_both_shared),
-    ("in place, to shared", in_place::<true>),
-    ("in place, from shared", in_place::<false>),
+    ("in place, narrow, to shared", in_place::<true, 0>),
+    ("in place, narrow, from shared", in_place::<false, 0>),
+    ("in place, wide, to shared", in_place::<true, 1>),
+    ("in place, wide, from shared", in_place::<false, 1>),
+    ("in place, whole lines, to shared", in_place::<true, 2>),
+    ("in place, whole lines, from shared", in_place::<false, 2>),
 ];
 
-/// What callers make of it: the rest goes another way.
+/// What callers make of it, as if the processor were no wider than this: the rest goes another way.
 ///
 /// # Safety
 ///
 /// As for [`copy_in_place`], but that `len` may be 0.
-unsafe fn in_place<const TO_SHARED: bool>(dst: *mut u8, src: *const u8, len: usize) {
-    look_at_processor();
-    // SAFETY: the caller's contract, and the length was checked.
-    if len == 0 || !unsafe { copy_in_place::<TO_SHARED>(dst, src, len) } {
-        // SAFETY: the caller's contract; nothing was copied.
-        unsafe { copy_shared(dst, src, len) };
+unsafe fn in_place<const TO_SHARED: bool, const WIDTH: u8>(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let width = || WIDTH.min(in_place::imp::width());
+        // SAFETY: the caller's contract, and the length is checked first; the processor has that width.
+        let copied = len != 0 && unsafe { in_place::imp::copy::<TO_SHARED>(width, dst, src, len) };
+        if copied {
+            return;
+        }
     }
+    // SAFETY: the caller's contract; nothing was copied.
+    unsafe { copy_shared(dst, src, len) };
 }
 
 const GUARD: usize = 96;
@@ -93,16 +106,22 @@ fn words_and_lines_are_copied_in_place() {
         // SAFETY: both are long enough, and nobody else's.
         unsafe { copy_in_place::<true>(to, source.0[from..].as_ptr(), len) }
     };
-    for len in [8, 16, 24, 32, 64, 128] {
-        assert!(goes(0, 0, len) && goes(0, 1, len), "{len} bytes");
+    for len in [8, 16, 24, 32, 40, 56] {
+        assert!(goes(0, 0, len) && goes(8, 1, len), "{len} bytes");
         assert!(!goes(1, 0, len), "{len} bytes to the middle of a word");
     }
-    for len in [1, 7, 12, 40, 100, 8192] {
+    for len in [64, 128, 192, 256, 320, 1024, 4096, 4160, 8128] {
+        assert!(goes(0, 0, len) && goes(64, 1, len), "{len} bytes");
+        assert_eq!(
+            goes(16, 0, len),
+            len <= 128,
+            "{len} bytes to the middle of a line"
+        );
+        assert!(!goes(8, 0, len), "{len} bytes to the middle of 16");
+    }
+    for len in [1, 7, 12, 100, 104, 8192] {
         assert!(!goes(0, 0, len), "{len} bytes");
     }
-    let has = std::is_x86_feature_detected!("avx512f");
-    assert_eq!(goes(0, 0, 4096), has);
-    assert!(!goes(8, 0, 4096), "to the middle of a line");
 }
 
 /// Lengths at which copies fetch lines ahead, and the ends of their blocks.

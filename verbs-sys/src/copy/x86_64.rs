@@ -12,7 +12,7 @@
 use std::arch::asm;
 
 /// Up to this length, copies go by general registers alone.
-pub(super) const SMALL: usize = 32;
+const SMALL: usize = 32;
 
 /// Up to this length, aligned copies of whole lines are not worth a call.
 pub(super) const LINES: usize = 128;
@@ -22,7 +22,7 @@ const WIDE: usize = 256;
 
 /// From this length on, the lines to be stored are fetched ahead, so that a store that misses the
 /// cache does not hold up those behind it.
-const FETCH_AHEAD: usize = 2 << 10;
+pub(super) const FETCH_AHEAD: usize = 2 << 10;
 
 /// From this length on, accesses of a cache line each pay for themselves where the processor has them.
 const WHOLE_LINES: usize = 2 << 10;
@@ -32,7 +32,7 @@ const WHOLE_LINES: usize = 2 << 10;
 pub(super) const FETCH_LINES_AHEAD: usize = 8 << 10;
 
 /// How far ahead, bytes. Never beyond the end of the copy: the lines there may be a peer's.
-const AHEAD: usize = 1024;
+pub(super) const AHEAD: usize = 1024;
 
 /// Copies to shared memory.
 ///
