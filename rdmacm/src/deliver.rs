@@ -75,8 +75,7 @@ pub unsafe fn look(channel: *mut rdma_event_channel) -> Result<Next, Errno> {
     let shared = Shared::get();
     loop {
         let mut state = shared.lock();
-        // By its address, as it may have ended.
-        let Some(&key) = state.addresses.get(&channel.addr()) else {
+        let Ok(key) = state.channel(channel) else {
             let has_ended = state.ended.contains(&channel.addr());
             return has_ended.then_some(Next::Never).ok_or(Errno::INVAL);
         };
@@ -130,8 +129,7 @@ impl State {
         let (mut channel, context) = unsafe { ((*from).channel, (*from).context) };
         if synchronous {
             channel = Channel::create(self)?;
-            // SAFETY: just made.
-            let to = unsafe { Channel::key(channel)? };
+            let to = self.channel(channel)?;
             self.move_events(key, to)?;
         }
         let endpoint = self.endpoint(key)?;

@@ -34,7 +34,6 @@ pub struct Id {
 #[repr(C)]
 pub struct Channel {
     channel: rdma_event_channel,
-    key: Key,
 }
 
 impl Id {
@@ -135,7 +134,7 @@ impl Channel {
         let key = new_key();
         let channel = rdma_event_channel { fd: queue.fd() };
         state.channels.insert(key, queue);
-        let made: *mut rdma_event_channel = Box::into_raw(Box::new(Self { channel, key })).cast();
+        let made: *mut rdma_event_channel = Box::into_raw(Box::new(Self { channel })).cast();
         state.ended.remove(&made.addr());
         state.addresses.insert(made.addr(), key);
         Ok(made)
@@ -148,10 +147,10 @@ impl Channel {
     /// It came from [`Self::create`] and is not used any more.
     pub unsafe fn destroy(state: &mut State, channel: *mut rdma_event_channel) {
         let address = channel.addr();
-        state.addresses.remove(&address);
+        let key = state.addresses.remove(&address);
+        let queue = key.and_then(|key| state.channels.remove(&key));
         // SAFETY: by the caller's promise.
         let channel = unsafe { Box::from_raw(channel.cast::<Self>()) };
-        let queue = state.channels.remove(&channel.key);
         if queue.as_ref().is_some_and(Queue::blocks) {
             state.ended.insert(address);
         }
@@ -160,22 +159,5 @@ impl Channel {
             // SAFETY: it was the queue's, which this process does not have.
             unsafe { libc::close(channel.channel.fd) };
         }
-    }
-
-    /// The key of a channel.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for a null pointer.
-    ///
-    /// # Safety
-    ///
-    /// The channel is null, or made by this library and not destroyed.
-    pub unsafe fn key(channel: *mut rdma_event_channel) -> Result<Key, Errno> {
-        if channel.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: by the caller's promise it is at the start of a `Channel`, whose key never changes.
-        Ok(unsafe { (*channel.cast::<Self>()).key })
     }
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+use crate::abi::rdma_event_channel;
 use crate::channel::Queue;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
@@ -129,6 +130,15 @@ impl Shared {
 }
 
 impl State {
+    /// The channel at this address: what is there is not looked at, as it may have ended.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none, as for null and for one that a forked child has inherited.
+    pub fn channel(&self, at: *mut rdma_event_channel) -> Result<Key, Errno> {
+        self.addresses.get(&at.addr()).copied().ok_or(Errno::INVAL)
+    }
+
     /// An identifier that lives.
     ///
     /// # Errors

@@ -32,11 +32,7 @@ pub unsafe fn create(
     } else {
         channel
     };
-    // SAFETY: by the caller's promise, or just made.
-    let queue = unsafe { Channel::key(channel)? };
-    if !state.channels.contains_key(&queue) {
-        return Err(Errno::INVAL);
-    }
+    let queue = state.channel(channel)?;
     let key = new_key();
     let id = Id::allocate(key, channel, context, space, qp_type);
     let mut endpoint = Endpoint::new(queue, space, qp_type);
@@ -146,11 +142,7 @@ unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Resu
     } else {
         channel
     };
-    // SAFETY: by the caller's promise, or just made.
-    let to = unsafe { Channel::key(channel)? };
-    if !state.channels.contains_key(&to) {
-        return Err(Errno::INVAL);
-    }
+    let to = state.channel(channel)?;
     state.move_events(key, to)?;
     let endpoint = state.endpoint(key)?;
     if std::mem::replace(&mut endpoint.synchronous, synchronous) {

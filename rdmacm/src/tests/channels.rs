@@ -1,5 +1,6 @@
 //! Channels that end while somebody waits.
 
+use std::mem::ManuallyDrop;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::world::*;
+use crate::abi::{RDMA_PS_TCP, rdma_event_channel};
 use crate::calls::testing::*;
 use crate::id::Channel as Half;
 use crate::shared::Shared;
@@ -23,8 +25,7 @@ fn who_waits_learns_nothing_of_a_channels_end() {
     let code = unsafe { libc::sigaction(libc::SIGUSR2, &action, ptr::null_mut()) };
     assert_eq!(code, 0);
     let channel = rdma_create_event_channel();
-    // SAFETY: just made.
-    let key = unsafe { Half::key(channel) }.unwrap();
+    let key = Shared::get().lock().channel(channel).unwrap();
     let address = channel as usize;
     let waiter = std::thread::spawn(move || {
         let mut event = ptr::null_mut();
@@ -66,4 +67,21 @@ fn who_comes_too_late_waits_for_ever() {
     assert!(matches!(look(), Err(Errno::INVAL)));
     Shared::get().lock().ended.insert(address.addr());
     assert!(matches!(look(), Ok(crate::deliver::Next::Never)));
+}
+
+/// What is at the address of one that has ended is whatever it was: nobody looks.
+#[test]
+fn a_channel_is_known_by_its_address() {
+    let channel = Channel::new();
+    let mine = channel.id(RDMA_PS_TCP);
+    // SAFETY: alive, and dropped nowhere but there.
+    let ended = unsafe { ManuallyDrop::new(ptr::read(channel.0.cast::<Half>())) };
+    let ended = (&raw const ended).cast_mut().cast::<rdma_event_channel>();
+    let mut id = ptr::null_mut();
+    // SAFETY: no channel is there, which is an error; a place for the result.
+    let code = unsafe { rdma_create_id(ended, &mut id, ptr::null_mut(), RDMA_PS_TCP) };
+    assert_eq!(result(code), Err(Errno::INVAL));
+    // SAFETY: as above.
+    let code = unsafe { rdma_migrate_id(mine.0, ended) };
+    assert_eq!(result(code), Err(Errno::INVAL));
 }
