@@ -3,6 +3,7 @@
 mod access;
 pub(super) mod datagram;
 mod extended;
+mod lifetime;
 mod marks;
 mod modify;
 mod queues;
@@ -23,6 +24,7 @@ use rustix::io::Errno;
 
 pub(super) use self::datagram::MAX_DATAGRAM;
 pub(super) use self::extended::offer as offer_builders;
+pub(super) use self::lifetime::Receives;
 pub(super) use self::marks::Marks;
 pub(super) use self::queues::RecvQueue;
 use self::queues::SendQueue;
@@ -30,19 +32,17 @@ pub(super) use self::requester::Bind;
 pub(super) use self::xrc::Receiver;
 use super::cq::Cq;
 use super::epoch;
-use super::events::{AsyncEvents, Source};
+use super::events::Source;
 use super::injection::Injector;
-use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn, qpn_index};
+use super::layout::{QpInfo, QpMailbox, Readiness, Target, qpn_index};
 use super::link::{Link, Via};
 use super::mw::{Binder, Execution, Place};
 use super::process::Process;
 use super::srq::Srq;
-use super::xrc::Membership;
 use crate::ffi::{
     IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_UC, IBV_QPT_UD,
-    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, IBV_SEND_SIGNALED, ibv_async_event,
-    ibv_async_event_element, ibv_event_type, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_type, ibv_send_flags, ibv_sge, ibv_wc,
+    IBV_SEND_SIGNALED, ibv_async_event, ibv_async_event_element, ibv_event_type, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_ex, ibv_qp_type, ibv_send_flags, ibv_wc,
 };
 
 /// Work requests a queue can hold.
@@ -53,9 +53,6 @@ pub(super) const MAX_SGE: u32 = 32;
 pub(super) const MAX_INLINE: u32 = 1024;
 /// Bytes of a message.
 pub(super) const MAX_MESSAGE: u64 = 1 << 31;
-
-/// How far the connection numbers of queue pairs are apart that follow each other in a place; odd.
-const CONNECTIONS_APART: u32 = 67;
 
 /// READs and atomics in flight, either way. They are executed as they are posted, so there is never
 /// more than one; the number is what applications compute with.
@@ -110,17 +107,6 @@ pub(super) struct Qp {
     builder: Option<extended::Builder>,
 }
 
-/// Where the receives of a queue pair come from.
-pub(super) enum Receives {
-    /// They are posted to it.
-    Own,
-    Shared(Arc<Srq>),
-    /// Each request names a shared queue of an XRC domain.
-    Named(Membership),
-    /// It only sends.
-    Nothing,
-}
-
 /// What only the control path touches.
 struct Control {
     attr: ibv_qp_attr,
@@ -142,158 +128,6 @@ impl std::fmt::Debug for Qp {
 }
 
 impl Qp {
-    pub(super) fn create(
-        process: &Arc<Process>,
-        async_events: &Arc<AsyncEvents>,
-        pd: u32,
-        mut fields: ibv_qp_ex,
-        queues: (Arc<Cq>, Arc<Cq>),
-        receives: Receives,
-        init: &ibv_qp_init_attr,
-    ) -> Result<Arc<Self>, Errno> {
-        let mut cap = init.cap;
-        // Sizes of a queue that it does not have count for nothing.
-        if !matches!(receives, Receives::Own) {
-            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
-        }
-        if let Receives::Named(_) = receives {
-            (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
-        }
-        let is_xrc = matches!(init.qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV);
-        let too_much = cap.max_send_wr > MAX_WR
-            || cap.max_recv_wr > MAX_WR
-            || cap.max_send_sge > MAX_SGE
-            || cap.max_recv_sge > MAX_SGE
-            || cap.max_inline_data > MAX_INLINE;
-        if too_much {
-            return Err(Errno::INVAL);
-        }
-        // Inline bytes have the room of the elements, too, as where both lie in the same place of a request; programs
-        // count on it.
-        let room = cap.max_send_sge * size_of::<ibv_sge>() as u32;
-        cap.max_inline_data = cap.max_inline_data.max(room);
-        let index = process.qp_indices.take().ok_or(Errno::NOMEM)?;
-        let qpn = qpn(process.slot, index as usize);
-        let datagrams = if init.qp_type == IBV_QPT_UD {
-            let endpoint = datagram::Endpoint::new(qpn);
-            Some(endpoint.inspect_err(|_| process.qp_indices.give(index))?)
-        } else {
-            None
-        };
-        let (send_cq, recv_cq) = queues;
-        let injector = process.injector.get().map(Arc::clone);
-        let (rq, srq, receiver) = match receives {
-            Receives::Own | Receives::Nothing => {
-                let rq = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
-                (rq, None, None)
-            }
-            Receives::Shared(srq) => {
-                let rq = RecvQueue::fed_one_by_one(recv_cq.cqe().min(MAX_WR), srq.max_sge());
-                (rq, Some(srq), None)
-            }
-            // What has ended goes on to a port at once.
-            Receives::Named(member) => {
-                let rq = RecvQueue::fed_one_by_one(1, MAX_SGE);
-                (rq, None, Some(Receiver::new(member)))
-            }
-        };
-        (fields.qp_base.handle, fields.qp_base.qp_num) = (index, qpn);
-        let qp = Arc::new(Self {
-            builder: fields.wr_start.map(|_| extended::Builder::new()),
-            qp: UnsafeCell::new(fields),
-            qpn,
-            process: Arc::clone(process),
-            info: NonNull::from(&process.info().qps[index as usize]),
-            fences: NonNull::from(&process.info().header.fences.0),
-            mailbox: NonNull::from(&process.mailbox().qps[index as usize]),
-            pd,
-            cap,
-            always: match init.sq_sig_all {
-                0 => 0,
-                _ => IBV_SEND_SIGNALED,
-            },
-            one_sge: if cap.max_send_sge == 0 || injector.is_some() || is_xrc {
-                i64::MAX
-            } else {
-                1
-            },
-            injector,
-            qp_type: init.qp_type,
-            datagrams,
-            state: AtomicU32::new(IBV_QPS_RESET),
-            resting: rest::Resting::default(),
-            send_lock: send_lock::SendLock::default(),
-            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
-            rq,
-            srq,
-            receiver,
-            known: UnsafeCell::default(),
-            link: UnsafeCell::new(None),
-            shared_link: Mutex::new(None),
-            is_local: AtomicBool::new(false),
-            streams: stream::Streams::default(),
-            requester: requester::State::default(),
-            responder: responder::State::default(),
-            control: Mutex::new(Control {
-                attr: ibv_qp_attr::zeroed(),
-                generation: 0,
-            }),
-            async_events: Source::new(async_events),
-            send_cq,
-            recv_cq,
-        });
-        if let Some(srq) = &qp.srq {
-            srq.attach();
-        }
-        let info = qp.info();
-        // A process that died holding a lock took its file along; this only repairs our own leaks.
-        info.sends.0.reset();
-        info.rq_epoch.0.store(0, Ordering::Relaxed);
-        let same = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) && !is_xrc;
-        let before = info.responder.0.incarnation.fetch_add(1, Ordering::AcqRel);
-        // Connections of queue pairs that follow each other in a place are told apart, too.
-        qp.control().generation = before.wrapping_mul(CONNECTIONS_APART);
-        info.responder.0.hears.store(same.into(), Ordering::Relaxed);
-        info.responder.0.resting.store(0, Ordering::Relaxed);
-        qp.publish(Readiness::NotYet, &ibv_qp_attr::zeroed(), 0);
-        if let Some(receiver) = &qp.receiver {
-            receiver.member.domain.add(Arc::clone(&qp));
-        } else {
-            qp.send_cq.attach(&qp, true, same);
-        }
-        if !same && !is_xrc {
-            qp.recv_cq.attach(&qp, false, true);
-        }
-        process.executing.add(index as usize);
-        process.add_qp(Arc::clone(&qp));
-        Ok(qp)
-    }
-
-    /// ibv_destroy_qp(3): returns when no peer executes a request on it any more, and every event
-    /// that was delivered is acknowledged.
-    ///
-    /// # Errors
-    /// `EBUSY` if a stopped peer does; the queue pair is then in RESET.
-    pub(super) fn destroy(&self) -> Result<(), Errno> {
-        self.reset(Readiness::Gone)?;
-        self.send_cq.detach(self);
-        self.recv_cq.detach(self);
-        self.process.remove_qp(self.qpn);
-        self.process.executing.remove(qpn_index(self.qpn));
-        // Its number will name another queue pair. Nobody is in it any more since it was reset.
-        self.process.windows.release_qp(&self.process, self.qpn);
-        if let Some(srq) = &self.srq {
-            srq.detach(self.qpn);
-        }
-        if let Some(receiver) = &self.receiver {
-            receiver.member.domain.remove(self.qpn);
-            receiver.member.leave();
-        }
-        self.async_events.retire();
-        self.process.qp_indices.give(qpn_index(self.qpn) as u32);
-        Ok(())
-    }
-
     /// The sizes it has.
     pub(super) fn cap(&self) -> ibv_qp_cap {
         self.cap
