@@ -4,6 +4,7 @@ mod events;
 mod forged;
 mod processes;
 mod support;
+mod threads;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
