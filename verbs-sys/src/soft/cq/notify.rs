@@ -213,19 +213,8 @@ impl Cq {
             return false;
         }
         self.take_in(&mut polled);
-        if !polled.has_something() {
-            self.arm(&mut polled);
-            // Who rests may have been called by nobody.
-            let mut more = false;
-            for member in &polled.members {
-                more |= member.qp.advance_and_look(member.sends, member.receives);
-            }
-            for port in &polled.ports {
-                port.domain().advance();
-            }
-            if !more && !polled.has_something() {
-                return false;
-            }
+        if !polled.has_something() && !self.finds_something(&mut polled) {
+            return false;
         }
         polled.asked.is_open = false;
         let armed = &self.cq_bell().armed;
@@ -234,6 +223,21 @@ impl Cq {
             armed.store(ARMED_NOT, Ordering::SeqCst);
         }
         true
+    }
+
+    /// Arms the queue again for what was asked, and then looks at everybody. Whether there is something after all.
+    #[cold]
+    fn finds_something(&self, polled: &mut Polled) -> bool {
+        self.arm(polled);
+        // Who rests may have been called by nobody.
+        let mut more = false;
+        for member in &polled.members {
+            more |= member.qp.advance_and_look(member.sends, member.receives);
+        }
+        for port in &polled.ports {
+            port.domain().advance();
+        }
+        more || polled.has_something()
     }
 
     pub(in crate::soft) fn event_delivered(&self) {
