@@ -135,6 +135,14 @@ impl Cq {
         }
     }
 
+    /// Rings for a peer that has died: it may have disarmed the queue, and been killed before it rang. If it had not,
+    /// this is an event of nothing.
+    pub(in crate::soft) fn ring_for_the_dead(&self) {
+        if let Some(channel) = &self.channel {
+            link::fire(self.cq_bell(), &channel.fd);
+        }
+    }
+
     /// ibv_req_notify_cq(3).
     pub(in crate::soft) fn req_notify(&self, solicited_only: bool) {
         let Some(channel) = &self.channel else {

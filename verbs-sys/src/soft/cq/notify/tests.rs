@@ -124,6 +124,24 @@ fn pair() -> (Context, Side, Side) {
     (context, a, b)
 }
 
+/// A peer disarms the queue before it rings.
+#[test]
+fn one_who_is_killed_before_its_ring_keeps_nobody_asleep() {
+    let (_context, a, b) = pair();
+    b.arm();
+    a.send_silently(&b, 0);
+    b.cq().cq_bell().armed.store(ARMED_NOT, Ordering::SeqCst);
+    b.expect_no_event();
+    b.cq().ring_for_the_dead();
+    b.expect_event();
+    b.expect_received();
+    b.arm();
+    b.cq().ring_for_the_dead();
+    b.expect_no_event();
+    a.send(&b, 0);
+    b.expect_event();
+}
+
 #[test]
 fn a_ring_for_what_came_before_the_arming_is_no_event() {
     let (_context, a, b) = pair();

@@ -383,11 +383,17 @@ impl Qp {
         let is_ours = unsafe { self.link() }.is_some_and(|ours| std::ptr::eq(ours, link));
         // What it acknowledged before it went counts.
         self.take_acknowledgements(&mut owed);
-        if is_ours && self.peer_is_gone(link) && state::is_connected(self.state()) {
+        let is_gone = is_ours && self.peer_is_gone(link) && state::is_connected(self.state());
+        if is_gone {
             self.lose_peer(IBV_WC_RETRY_EXC_ERR, &mut owed);
         }
+        let has_failed = is_gone && !state::is_connected(self.state());
         self.finish_burst(&mut owed, &Bell::default());
         self.unlock_sends();
         self.settle(&mut owed);
+        if has_failed {
+            self.send_cq.ring_for_the_dead();
+            self.recv_cq.ring_for_the_dead();
+        }
     }
 }
