@@ -57,6 +57,25 @@ scripts! {
         ends.b.assert_no_async_event();
     }
 
+    /// A program that has requests under way at all times, and takes one completion at a time, hears of messages.
+    fn completions_of_requests_do_not_keep_those_of_receives(ends: &mut Ends) {
+        let setup = QpSetup { one_cq: true, ..QpSetup::default() };
+        let link = ends.link_with(setup, QpSetup::default());
+        ends.a.post_recv(link.a, &[Recv::new(1, &[])]);
+        let list: Vec<Request> = (0..8).map(|_| small(link).id(2)).collect();
+        ends.a.post_send(link.a, &list);
+        ends.b.transfer(link.b, Request::send(&[]));
+        for _ in 0..1000 {
+            let completion = ends.a.wait(link.a, Queue::Send);
+            assert_eq!(completion.status(), WcStatus::Success);
+            if completion.wr_id == 1 {
+                return;
+            }
+            ends.a.post_send(link.a, &list[..1]);
+        }
+        panic!("a message that nobody hears of");
+    }
+
     /// Nobody polls, and yet the program is told.
     fn an_overrun_is_told(ends: &mut Ends) {
         let link = ends.link_with(scarce(), QpSetup::default());

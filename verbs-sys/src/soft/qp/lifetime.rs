@@ -115,6 +115,7 @@ impl Qp {
             datagrams,
             state: AtomicU32::new(IBV_QPS_RESET),
             resting: rest::Resting::default(),
+            receives_first: AtomicBool::new(false),
             send_lock: send_lock::SendLock::default(),
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
             rq,

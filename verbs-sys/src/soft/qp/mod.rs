@@ -87,6 +87,8 @@ pub(super) struct Qp {
     datagrams: Option<datagram::Endpoint>,
     state: AtomicU32,
     resting: rest::Resting,
+    /// Completions of requests have taken all the room of the last poll. For whoever polls the receives.
+    receives_first: AtomicBool,
     send_lock: send_lock::SendLock,
     sq: SendQueue,
     rq: RecvQueue,
@@ -301,19 +303,44 @@ impl Qp {
     }
 
     /// What a poll of the completion queue does for this queue pair: takes what has come, then hands
-    /// out completions, those of requests before those of receives.
+    /// out completions, those of requests before those of receives, if the poll before had room for these.
     #[inline(never)] // Or it spills what the loop over the queue pairs keeps.
     pub(super) fn poll(&self, wcs: &mut [ibv_wc], sends: bool, receives: bool) -> usize {
         self.advance(sends, receives);
+        if receives && self.receives_first.load(Ordering::Relaxed) {
+            return self.poll_receives_first(wcs, sends);
+        }
         let mut filled = 0;
         if sends {
             filled = self.sq.harvest(wcs, self.qpn);
         }
         if receives {
-            let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
-            filled += self.rq.harvest(&mut wcs[filled..], self.qpn, src_qp);
+            if filled == wcs.len() {
+                // A program that posts a request for each completion has one of a request at all times.
+                let wait = self.rq.waiting() > 0;
+                self.receives_first.store(wait, Ordering::Relaxed);
+                return filled;
+            }
+            filled += self.poll_receives(&mut wcs[filled..]);
         }
         filled
+    }
+
+    /// The poll after one that had no room for receives.
+    #[cold]
+    fn poll_receives_first(&self, wcs: &mut [ibv_wc], sends: bool) -> usize {
+        self.receives_first.store(false, Ordering::Relaxed);
+        let mut filled = self.poll_receives(wcs);
+        if sends {
+            filled += self.sq.harvest(&mut wcs[filled..], self.qpn);
+        }
+        filled
+    }
+
+    #[inline(always)]
+    fn poll_receives(&self, wcs: &mut [ibv_wc]) -> usize {
+        let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
+        self.rq.harvest(wcs, self.qpn, src_qp)
     }
 
     /// Takes what has come, in a poll.
