@@ -355,10 +355,11 @@ impl Qp {
         }
     }
 
-    /// Waits for another thread that is making completions, until it has told of them.
+    /// Waits for another thread that is making completions, until it has told of them. One whose completion was seen is
+    /// seen, too, fence or not: it entered before.
     pub(super) fn let_others_tell(&self) {
         let info = self.info();
-        for word in [&info.rq_epoch.0, self.send_epoch()] {
+        for word in info.sends.0.epochs().chain([&info.rq_epoch.0]) {
             let _ = epoch::quiesce(word, || false);
         }
     }

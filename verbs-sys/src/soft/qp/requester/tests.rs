@@ -1,6 +1,6 @@
 //! How long whoever takes something away waits for a chain.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::ffi::*;
 use crate::soft::link::ring::{AHEAD, MAX_INLINE, UNITS, units_for};
@@ -306,4 +306,35 @@ fn a_peer_of_this_process_is_waited_for_when_a_state_is_left() {
         });
     }
     assert_eq!(changed, 0, "times that a byte has changed afterwards");
+}
+
+#[test]
+fn whoever_is_at_a_request_is_let_tell_of_it() {
+    let context = find_device(Some("soft0")).unwrap().open().unwrap();
+    let cq = context.create_cq(4, None).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let qp = pd.create_qp(&QueuePairInit::new(&cq, &cq)).unwrap();
+    let device_side = device_side(&qp);
+    let sends = &device_side.info().sends.0;
+    // Of a thread that has the bias, beside the lock's.
+    sends.places.store(1, Ordering::Relaxed);
+    assert_eq!(sends.epochs().count(), 2);
+    for epoch in sends.epochs() {
+        epoch.store(1, Ordering::Relaxed);
+        let began = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                began.store(true, Ordering::Relaxed);
+                device_side.let_others_tell();
+            });
+            while !began.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            for _ in 0..1000 {
+                assert!(!waiter.is_finished(), "it is still at it");
+                std::thread::yield_now();
+            }
+            epoch.store(2, Ordering::Relaxed);
+        });
+    }
 }
