@@ -44,6 +44,28 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     )
 }
 
+/// The name of a request's opcode, for drivers of rdma-core 50 and later.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
+    name(
+        &[
+            c"rdma-write",
+            c"rdma-write-with-imm",
+            c"send",
+            c"send-with-imm",
+            c"rdma-read",
+            c"atomic-cmp-and-swp",
+            c"atomic-fetch-and-add",
+            c"local-inv",
+            c"bind-mw",
+            c"send-with-inv",
+            c"tso",
+            c"driver1",
+        ],
+        opcode,
+    )
+}
+
 /// ibv_node_type_str(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {

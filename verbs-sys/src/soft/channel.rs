@@ -87,11 +87,9 @@ impl Channel {
                 .try_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1))
                 .is_ok()
         };
-        let cq = cqs.iter().find(due)?;
-        // The list stays locked, so the queue is not destroyed meanwhile.
-        if !cq.owes_event() {
-            return None;
-        }
+        // The list stays locked, so no queue is destroyed meanwhile. What a peer counted that was killed before it wrote
+        // the descriptor must not be taken for another queue's.
+        let cq = cqs.iter().filter(due).find(|cq| cq.owes_event())?;
         cq.event_delivered();
         Some(Arc::clone(cq))
     }

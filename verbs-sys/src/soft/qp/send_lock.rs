@@ -1,16 +1,20 @@
 //! The send lock of a queue pair, which is also an epoch (`epoch.rs`), and has a bias (`bias.rs`) where posts need
 //! no fence (`fencing.rs`).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Qp;
 use crate::soft::bias::{Bias, Inside};
 use crate::soft::link::Link;
-use crate::soft::{epoch, fencing};
+use crate::soft::{asymmetric, epoch, fencing};
 
 /// The part of the lock that peers do not see.
 #[derive(Debug, Default)]
-pub(super) struct SendLock(Bias);
+pub(super) struct SendLock {
+    bias: Bias,
+    /// The thread that has left the bias in the middle of a chain and goes on under the lock, or 0.
+    claim: AtomicUsize,
+}
 
 impl Qp {
     /// The word that is odd while the lock is held, but for the bias.
@@ -23,8 +27,32 @@ impl Qp {
     #[inline]
     pub(super) fn lock_sends(&self) {
         let sends = &self.info().sends.0;
-        epoch::lock(&sends.epoch);
-        self.send_lock.0.exclude(&sends.biased);
+        let lock = &self.send_lock;
+        let mut spins = 0;
+        loop {
+            epoch::lock(&sends.epoch);
+            lock.bias.exclude(&sends.biased);
+            let claim = lock.claim.load(Ordering::Acquire);
+            if claim == 0 {
+                return;
+            }
+            if claim == asymmetric::thread() {
+                lock.claim.store(0, Ordering::Relaxed);
+                return;
+            }
+            // Whoever has a claim was in before us.
+            epoch::unlock(&sends.epoch);
+            epoch::relax(&mut spins);
+        }
+    }
+
+    /// Leaves, and [takes the lock](Self::lock_sends) with a fence before any other thread.
+    pub(super) fn leave_and_lock_sends(&self, inside: Inside) {
+        // Whoever waits for us to leave, or finds the lock free afterwards, sees this.
+        let claim = &self.send_lock.claim;
+        claim.store(asymmetric::thread(), Ordering::Release);
+        self.leave_sends(inside);
+        self.lock_sends();
     }
 
     /// Lets it go. Only its holder may call this.
@@ -36,13 +64,15 @@ impl Qp {
     /// Takes the lock without a fence, if its bias is this thread's.
     #[inline(always)]
     pub(super) fn enter_sends(&self) -> Option<Inside> {
-        self.send_lock.0.enter(&self.info().sends.0.biased)
+        self.send_lock.bias.enter(&self.info().sends.0.biased)
     }
 
     /// Lets it go again.
     #[inline(always)]
     pub(super) fn leave_sends(&self, inside: Inside) {
-        self.send_lock.0.leave(&self.info().sends.0.biased, inside);
+        self.send_lock
+            .bias
+            .leave(&self.info().sends.0.biased, inside);
     }
 
     /// The connection, if a request may be executed on it though the lock was taken without a fence. Asked within
@@ -73,7 +103,7 @@ impl Qp {
     pub(super) fn count_post(&self) {
         // SAFETY: the send lock is held.
         let link = unsafe { self.link() };
-        let bias = &self.send_lock.0;
+        let bias = &self.send_lock.bias;
         let fenced = fencing::is_fenced(self.own_fences()) || link.is_none_or(Link::is_fenced);
         if fenced {
             bias.give_up();

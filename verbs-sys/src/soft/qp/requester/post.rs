@@ -52,11 +52,7 @@ impl Qp {
     ///
     /// As for `post_send`.
     #[inline(never)]
-    pub(super) unsafe fn post_fenced(
-        &self,
-        wr: *mut ibv_send_wr,
-        bad: *mut *mut ibv_send_wr,
-    ) -> i32 {
+    unsafe fn post_fenced(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
         self.lock_sends();
         // SAFETY: by the caller's promise; the lock is held.
         unsafe { self.post_locked(wr, bad) }
@@ -89,7 +85,11 @@ impl Qp {
     ///
     /// As for `post_send`.
     #[inline(always)]
-    unsafe fn post_locked(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+    pub(super) unsafe fn post_locked(
+        &self,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> i32 {
         // SAFETY: the chain is valid by the caller's promise; the lock is held.
         let rest = unsafe { self.execute_front(wr) };
         if rest.is_null() {

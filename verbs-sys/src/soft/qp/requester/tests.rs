@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::ffi::*;
+use crate::soft::asymmetric::can_fence_everywhere;
 use crate::soft::link::ring::{AHEAD, MAX_INLINE, UNITS, units_for};
 use crate::soft::qp::Qp;
 use crate::soft::qp::access::CHUNK;
@@ -337,4 +338,52 @@ fn whoever_is_at_a_request_is_let_tell_of_it() {
             epoch.store(2, Ordering::Relaxed);
         });
     }
+}
+
+/// Its first requests go without a fence, by the bias, and the others under the lock.
+#[test]
+fn nobody_elses_requests_come_between_those_of_a_chain() {
+    let context = find_device(Some("soft0")).unwrap().open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64, None).unwrap();
+    let init = QueuePairInit::new(&cq, &cq);
+    let [a, _b] = connected(&pd, [&init, &init], &path(&context));
+    let memory = context.alloc_memory(4096).unwrap();
+    let region = pd.reg_memory(&memory, AccessFlags::all()).unwrap();
+    let post = || {
+        let mut element = ibv_sge {
+            addr: region.addr(),
+            length: 8,
+            lkey: region.lkey(),
+        };
+        let mut request = write(&raw mut element, 1, region.addr() + 2048, region.rkey());
+        // SAFETY: the request and its list live through the call; the element lies in the region.
+        unsafe { a.post_send(&raw mut request) }.unwrap();
+    };
+    if !can_fence_everywhere() {
+        return;
+    }
+    let qp = device_side(&a);
+    // Given to who posts often enough, once nobody needs fences any more.
+    let inside = loop {
+        post();
+        while cq.poll(&mut [crate::WorkCompletion::default()]).unwrap() == 0 {}
+        if let Some(inside) = qp.enter_sends() {
+            break inside;
+        }
+    };
+    let posted = || qp.sq.tail.load(Ordering::Relaxed);
+    let before = posted();
+    std::thread::scope(|scope| {
+        scope.spawn(post);
+        // It has the lock, and waits for the bias.
+        while qp.send_epoch().load(Ordering::Relaxed) & 1 == 0 {
+            std::thread::yield_now();
+        }
+        qp.leave_and_lock_sends(inside);
+        let meanwhile = posted();
+        qp.unlock_sends();
+        assert_eq!(meanwhile, before);
+    });
+    assert_eq!(posted(), before + 1);
 }

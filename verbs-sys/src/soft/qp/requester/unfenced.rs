@@ -91,13 +91,17 @@ impl Qp {
                 // SAFETY: by the caller's promise; the lock is held.
                 wr = unsafe { self.execute_front_in_place(wr, link) };
             }
-            self.leave_sends(inside);
             if wr.is_null() {
+                self.leave_sends(inside);
                 return 0;
             }
+            // Nobody else's requests come between those of a chain.
+            self.leave_and_lock_sends(inside);
+        } else {
+            self.lock_sends();
         }
-        // SAFETY: by the caller's promise.
-        unsafe { self.post_fenced(wr, bad) }
+        // SAFETY: by the caller's promise; the lock is held.
+        unsafe { self.post_locked(wr, bad) }
     }
 
     /// Posts a WRITE or a READ behind a fence.
