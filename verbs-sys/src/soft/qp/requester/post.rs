@@ -29,24 +29,22 @@ impl Qp {
         bad: *mut *mut ibv_send_wr,
     ) -> i32 {
         // SAFETY: the chain is valid by the caller's promise.
-        if let Some(first) = unsafe { wr.as_ref() } {
-            match (first.opcode, first.next.is_null()) {
-                // SAFETY: as above.
-                (IBV_WR_RDMA_WRITE, true) => return unsafe { post_alone::<true>(self, wr, bad) },
-                // SAFETY: as above.
-                (IBV_WR_RDMA_READ, true) => return unsafe { post_alone::<false>(self, wr, bad) },
-                (IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ, false) => {
-                    // SAFETY: as above.
-                    return unsafe { self.post_run(wr, bad) };
-                }
-                _ => {}
-            }
+        let Some(first) = (unsafe { wr.as_ref() }) else {
+            return 0;
+        };
+        match (first.opcode, first.next.is_null()) {
+            // SAFETY: as above.
+            (IBV_WR_RDMA_WRITE, true) => unsafe { post_alone::<true>(self, wr, bad) },
+            // SAFETY: as above.
+            (IBV_WR_RDMA_READ, true) => unsafe { post_alone::<false>(self, wr, bad) },
+            // SAFETY: as above.
+            (IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ, false) => unsafe { self.post_run(wr, bad) },
+            // SAFETY: as above.
+            _ => unsafe { self.post_fenced(wr, bad) },
         }
-        // SAFETY: as above.
-        unsafe { self.post_fenced(wr, bad) }
     }
 
-    /// As [`post_send`](Self::post_send), behind a fence.
+    /// Posts a chain of which not even the front is straight, behind a fence.
     ///
     /// # Safety
     ///
@@ -55,7 +53,7 @@ impl Qp {
     unsafe fn post_fenced(&self, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
         self.lock_sends();
         // SAFETY: by the caller's promise; the lock is held.
-        unsafe { self.post_locked(wr, bad) }
+        unsafe { self.post_rest(wr, bad) }
     }
 
     /// As [`post_send`](Self::post_send) on a chain of so many valid requests, of which none is posted where

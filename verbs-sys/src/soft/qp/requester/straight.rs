@@ -174,6 +174,11 @@ impl Qp {
         completed: &mut bool,
         copied: &mut usize,
     ) -> *mut ibv_send_wr {
+        // SAFETY: the chain is valid by the caller's promise.
+        let opcode = unsafe { wr.as_ref() }.map(|request| request.opcode);
+        if !matches!(opcode, Some(IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ)) {
+            return wr;
+        }
         self.renew_known();
         let Some(first) = self.straight_position() else {
             return wr;
