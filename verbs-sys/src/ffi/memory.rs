@@ -27,6 +27,8 @@ c_enum! {
         IBV_ACCESS_ZERO_BASED = 1 << 5,
         IBV_ACCESS_ON_DEMAND = 1 << 6,
         IBV_ACCESS_HUGETLB = 1 << 7,
+        IBV_ACCESS_FLUSH_GLOBAL = 1 << 8,
+        IBV_ACCESS_FLUSH_PERSISTENT = 1 << 9,
         /// First of the optional flags, which a device may ignore.
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
     }

@@ -211,7 +211,7 @@ fn rule(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Result<Ru
 }
 
 /// Access that a queue pair can be given. What only regions have means nothing here, but programs give both
-/// the same.
+/// the same; nor does what is for requests that there are not, which programs give wherever they run.
 const ACCESS: u32 = ffi::IBV_ACCESS_LOCAL_WRITE
     | ffi::IBV_ACCESS_REMOTE_WRITE
     | ffi::IBV_ACCESS_REMOTE_READ
@@ -220,6 +220,8 @@ const ACCESS: u32 = ffi::IBV_ACCESS_LOCAL_WRITE
     | ffi::IBV_ACCESS_ZERO_BASED
     | ffi::IBV_ACCESS_ON_DEMAND
     | ffi::IBV_ACCESS_HUGETLB
+    | ffi::IBV_ACCESS_FLUSH_GLOBAL
+    | ffi::IBV_ACCESS_FLUSH_PERSISTENT
     | ffi::IBV_ACCESS_RELAXED_ORDERING;
 
 /// Checks the values of the attributes in the mask.

@@ -204,6 +204,19 @@ fn unknown_types_and_states_are_refused() {
     }
 }
 
+/// The tests of rdma-core 55 give these on every device.
+#[test]
+fn access_for_requests_that_there_are_not_is_ignored() {
+    let attr = ibv_qp_attr {
+        qp_access_flags: ffi::IBV_ACCESS_REMOTE_READ
+            | ffi::IBV_ACCESS_FLUSH_GLOBAL
+            | ffi::IBV_ACCESS_FLUSH_PERSISTENT,
+        ..good()
+    };
+    let got = check_modify(IBV_QPT_RC, IBV_QPS_RTS, &attr, IBV_QP_ACCESS_FLAGS, &LIMITS);
+    assert_eq!(got, Ok(IBV_QPS_RTS));
+}
+
 type Spoil = fn(&mut ibv_qp_attr);
 
 #[test]
