@@ -112,13 +112,11 @@ impl Qp {
         if !self.is_xrc_sender() {
             return Ok(target.pd());
         }
-        let shared = link.shared_target(target, request.srqn);
-        shared
-            .map(|shared| shared.pd())
-            .ok_or(IBV_WC_REM_INV_REQ_ERR)
+        pd_of_shared(link, target, request.srqn)
     }
 
     /// A message of ours is in the peer's ring: its program may sleep for it.
+    #[cold]
     pub(super) fn wake_shared(&self, link: &Link, request: &Request<'_>) {
         if let Some(shared) = link.shared_target(link.target(), request.srqn) {
             link.wake(shared, request.is(IBV_SEND_SOLICITED));
@@ -133,6 +131,7 @@ impl Qp {
     }
 
     /// The request at the front is for this shared receive queue. The receive lock is held.
+    #[cold]
     pub(super) fn select(&self, receiver: &Receiver, number: u32) -> Result<(), Step> {
         let same = receiver.with_port(|port| port.number == number);
         if same != Some(true) {
@@ -160,6 +159,7 @@ impl Qp {
 
     /// Moves a receive of the queue that the message at the front is for to this position of our own, where
     /// nothing is posted. The receive lock is held.
+    #[cold]
     pub(super) fn take_selected(&self, receiver: &Receiver, position: u32) -> Result<u32, Step> {
         let current = receiver.current().ok_or(REFUSED)?;
         let port = current.port().ok_or(REFUSED)?;
@@ -183,6 +183,7 @@ impl Qp {
         }
     }
 
+    #[cold]
     fn hand_over(&self, receiver: &Receiver, solicited: bool) {
         let mut wc = ibv_wc::zeroed();
         let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
@@ -195,6 +196,16 @@ impl Qp {
             receiver.with_port(|port| port.deliver(wc, solicited));
         }
     }
+}
+
+// What is only of XRC is kept out of the way of everybody else's requests.
+
+#[cold]
+fn pd_of_shared(link: &Link, target: Target, number: u32) -> Result<u32, ibv_wc_status> {
+    let shared = link.shared_target(target, number);
+    shared
+        .map(|shared| shared.pd())
+        .ok_or(IBV_WC_REM_INV_REQ_ERR)
 }
 
 const BROKEN: Step = Step::Refused(IBV_WC_REM_OP_ERR, Some(IBV_EVENT_QP_FATAL));
