@@ -231,6 +231,7 @@ int main(int argc, char **argv)
 	open_and_close(1000, wanted);
 	size_t after = mallinfo2().uordblks;
 	printf("%zu bytes in use before 1000 times, %zu after\n", before, after);
-	CHECK(after <= before);
+	// Less than the least that an allocation takes, each time. Threads of the device may hold a few of their own.
+	CHECK(after < before + 1000 * 16);
 	return 0;
 }
