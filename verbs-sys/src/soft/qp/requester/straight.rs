@@ -33,6 +33,14 @@ impl<'a> Ready<'a> {
         let target = link.connected_target()?;
         Some(Self { link, target, most })
     }
+
+    /// A peer that was ready before, and has not changed since.
+    #[inline(always)]
+    fn unchanged(link: &'a Link) -> Option<Self> {
+        let target = link.unchanged_target()?;
+        let most = CHUNK;
+        Some(Self { link, target, most })
+    }
 }
 
 /// Requests at the front of a chain, as far as they were executed.
@@ -92,11 +100,7 @@ impl Qp {
             if !unsafe { self.known() }.is_confirmed() {
                 return None;
             }
-            Ready {
-                link,
-                target: link.unchanged_target()?,
-                most: CHUNK,
-            }
+            Ready::unchanged(link)?
         } else {
             // SAFETY: the send lock is held.
             unsafe { self.known() }.forget_lost();
@@ -141,14 +145,8 @@ impl Qp {
         wr: *mut ibv_send_wr,
         link: &Link,
     ) -> *mut ibv_send_wr {
-        let (Some(first), Some(target)) = (self.straight_position(), link.unchanged_target())
-        else {
+        let (Some(first), Some(ready)) = (self.straight_position(), Ready::unchanged(link)) else {
             return wr;
-        };
-        let ready = Ready {
-            link,
-            target,
-            most: CHUNK,
         };
         // SAFETY: as for this function.
         let run = unsafe { self.run_in_place(Run::new(self, wr, first, ready)) };
