@@ -7,6 +7,7 @@ use std::thread;
 
 use super::fake::Fake;
 use super::{ROOMY, pool};
+use crate::class::MAX_BATCH;
 
 struct Counting;
 
@@ -69,8 +70,15 @@ fn one_thread() {
 /// One thread takes, another drops: blocks travel in batches and come back.
 #[test]
 fn across_threads() {
+    const ON_THE_WAY: usize = 64;
     let pool = pool(&Fake::new(), ROOMY);
-    let (to, from) = mpsc::sync_channel(64);
+    // As many blocks as can be out of the taker's reach at once, however the threads are
+    // scheduled: on the way, in either hand, in the other's magazine. And a batch to take from.
+    let most = ON_THE_WAY + 2 + 2 * MAX_BATCH + MAX_BATCH;
+    let held: Vec<_> = (0..most).map(|_| pool.take(128).unwrap()).collect();
+    drop(held);
+
+    let (to, from) = mpsc::sync_channel(ON_THE_WAY);
     thread::scope(|scope| {
         let consumer = scope.spawn(move || {
             let mut counted = 0;

@@ -34,6 +34,7 @@ pub(crate) unsafe fn copy_in_place<const TO_SHARED: bool>(
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod imp {
     use std::arch::asm;
+    use std::hint::cold_path;
     use std::sync::atomic::{AtomicU8, Ordering};
 
     use super::super::x86_64::{
@@ -100,9 +101,11 @@ pub(super) mod imp {
             return goes;
         }
         if !len.is_multiple_of(64) || len >= LIMIT {
+            cold_path();
             return false;
         }
         if !shared.is_multiple_of(64) {
+            cold_path();
             let goes = len <= LINES && shared.is_multiple_of(16);
             if goes {
                 // SAFETY: same contract; as many bytes as whole lines.
@@ -111,6 +114,10 @@ pub(super) mod imp {
             return goes;
         }
         match width() {
+            WHOLE_LINES if len == 64 => {
+                // SAFETY: same contract; a line, and the processor can.
+                unsafe { line_avx512(dst, src) };
+            }
             WHOLE_LINES if len <= LINES || !len.is_multiple_of(256) => {
                 // SAFETY: same contract; lines, and the processor can.
                 unsafe { lines_avx512(dst, src, len) };
@@ -158,6 +165,27 @@ pub(super) mod imp {
                 len = in(reg) len,
                 at = inout(reg) 0_usize => _,
                 options(nostack),
+            );
+        }
+    }
+
+    /// Copies a line in one access.
+    ///
+    /// # Safety
+    ///
+    /// `src` must be valid for reads and `dst` for writes of 64 bytes; the processor has AVX-512F.
+    #[inline(always)]
+    unsafe fn line_avx512(dst: *mut u8, src: *const u8) {
+        // SAFETY: as for this function.
+        unsafe {
+            asm!(
+                "prefetchw byte ptr [{dst}]",
+                "vmovdqu64 zmm16, zmmword ptr [{src}]",
+                "vmovdqu64 zmmword ptr [{dst}], zmm16",
+                src = in(reg) src,
+                dst = in(reg) dst,
+                out("xmm16") _,
+                options(nostack, preserves_flags),
             );
         }
     }
