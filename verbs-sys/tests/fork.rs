@@ -167,6 +167,52 @@ fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Re
     Ok(())
 }
 
+/// A child that takes a message, posts a receive, and ends as programs do that leave all the rest to the system.
+fn careless_child(stream: UnixStream) -> Result<std::convert::Infallible> {
+    let mut stream = BufReader::new(stream);
+    let context = find_device(Some("soft0"))?.open()?;
+    let pd = context.alloc_pd()?;
+    let region = || pd.reg_memory(&context.alloc_memory(4096)?, ALL);
+    let mut side = side(&context, &pd)?;
+    side.qp.post_recv(region()?)?;
+    side.qp.post_recv(region()?)?;
+    meet(&mut stream, &side, &context, &region()?)?;
+    let message = side.next()?;
+    side.qp.post_recv(message.buffer.ok_or("no buffer")?)?;
+    // SAFETY: what the process has, it has to itself.
+    unsafe { libc::exit(0) }
+}
+
+/// A message that was received is never reported as lost.
+fn what_a_child_received_before_its_end_has_succeeded(pair: &Pair) -> Result {
+    let (here, there) = UnixStream::pair()?;
+    here.set_read_timeout(Some(Duration::from_secs(60)))?;
+    there.set_read_timeout(Some(Duration::from_secs(60)))?;
+    // SAFETY: as in the test.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "cannot fork");
+    if pid == 0 {
+        drop(here);
+        let result = catch_unwind(AssertUnwindSafe(|| careless_child(there)));
+        if let Ok(Err(error)) = result {
+            eprintln!("the child failed: {error}");
+        }
+        // SAFETY: it ends here.
+        unsafe { libc::_exit(2) };
+    }
+    drop(there);
+    let mut stream = BufReader::new(here);
+    let region = pair.region(4096, 9)?;
+    let mut side = side(&pair.context, &pair.pd)?;
+    meet(&mut stream, &side, &pair.context, &region)?;
+    side.qp.send_inline(b"the last", SendFlags::empty(), None)?;
+    assert_eq!(wait_for_child(pid), 0);
+    assert_eq!(side.next()?.status, WcStatus::Success);
+    side.qp.send_inline(b"too late", SendFlags::empty(), None)?;
+    assert_eq!(side.next()?.status, WcStatus::RetryExcErr);
+    Ok(())
+}
+
 /// The status that the child ends with.
 fn wait_for_child(pid: libc::pid_t) -> i32 {
     let mut status = 0;
@@ -265,6 +311,9 @@ fn a_forked_child_leaves_its_parents_device_alone() -> Result {
     assert!(pair.context.try_get_async_event()?.is_none());
 
     the_end_of_a_child_is_noticed_before_that_of_its_own_child(&pair)?;
+    for _ in 0..10 {
+        what_a_child_received_before_its_end_has_succeeded(&pair)?;
+    }
     works(&mut pair)?;
     Ok(())
 }

@@ -20,6 +20,11 @@ pub(super) fn lock(word: &AtomicU64) {
     }
 }
 
+/// Takes the lock if nobody has it; whether nobody had.
+pub(super) fn try_lock(word: &AtomicU64) -> bool {
+    word.fetch_or(1, Ordering::SeqCst) & 1 == 0
+}
+
 #[cold]
 fn lock_slowly(word: &AtomicU64) {
     let mut spins = 0u32;

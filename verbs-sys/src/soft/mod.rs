@@ -15,6 +15,7 @@ mod device;
 mod epoch;
 mod events;
 mod executing;
+mod exit;
 mod extended;
 mod fencing;
 mod fork;

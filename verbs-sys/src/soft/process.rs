@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError,
+};
 use std::thread::JoinHandle;
 
 use rustix::event::EventfdFlags;
@@ -27,7 +29,7 @@ use super::options::{Listen, Options};
 use super::qp::Qp;
 use super::segment::{self, Mapping};
 use super::xrc;
-use super::{fencing, fork, identity, keys, service};
+use super::{exit, fencing, fork, identity, keys, service};
 use crate::copy;
 use crate::ffi::ibv_qp_attr;
 
@@ -137,6 +139,13 @@ impl Process {
         }
     }
 
+    /// The one of this process, if there is one and nobody is making or ending it.
+    pub(super) fn current() -> Option<Arc<Self>> {
+        let open = OPEN.try_lock().ok()?;
+        let process = &open.as_ref()?.process;
+        (!process.is_inherited()).then(|| Arc::clone(process))
+    }
+
     /// Whether it is the parent's, and this is a forked child: then what is shared with the parent is
     /// not to be touched.
     pub(super) fn is_inherited(&self) -> bool {
@@ -145,6 +154,7 @@ impl Process {
 
     fn new() -> Result<Self, Errno> {
         fork::watch();
+        exit::watch();
         copy::look_at_processor();
         let (slot, listener) = identity::claim_slot()?;
         let info_file = segment::create("verbs-soft0-info", size_of::<Info>())?;
@@ -252,6 +262,15 @@ impl Process {
             .collect()
     }
 
+    /// The queue pairs, unless some are being added or removed.
+    pub(super) fn try_qps(&self) -> Option<RwLockReadGuard<'_, HashMap<u32, Arc<Qp>>>> {
+        match self.qps.try_read() {
+            Ok(qps) => Some(qps),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Waits until no queue pair, ours or a peer's connected to ours, executes a request that began
     /// before the call.
     ///
@@ -283,13 +302,8 @@ impl Process {
     /// `held` guards. `None`: queue pairs are being added or removed, ask again. Waiting for that here
     /// would be waiting for threads that wait for the caller's epoch.
     pub(super) fn window_users(&self, held: &AtomicU64) -> Option<Vec<Execution>> {
-        let qps = match self.qps.try_read() {
-            Ok(qps) => qps,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
         let mut executions = Vec::new();
-        for qp in qps.values() {
+        for qp in self.try_qps()?.values() {
             qp.note_window_users(held, &mut executions);
         }
         Some(executions)

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::Qp;
+use super::super::{Qp, access};
 use super::{Bell, CORRUPTED, Request, Step, success, total};
 use crate::ffi::{
-    IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE,
-    IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_sge,
+    IBV_QPS_RTS, IBV_SEND_INLINE, IBV_SEND_SOLICITED, IBV_WC_ATOMIC_WRITE, IBV_WC_COMP_SWAP,
+    IBV_WC_FETCH_ADD, IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_send_wr, ibv_sge,
 };
 use crate::soft::keys;
 use crate::soft::layout::Target;
@@ -14,6 +15,71 @@ use crate::soft::link::ring::{self, Kind, Record, Ring, UNITS};
 use crate::soft::link::{Link, Via};
 
 impl Qp {
+    /// Sends a message of one element that goes whole into the peer's ring, if nothing about it or before it is
+    /// unusual; `false`: nothing was changed, and the general way knows what becomes of it. It makes the checks of that
+    /// way. The send lock is held.
+    ///
+    /// # Safety
+    ///
+    /// As for `post_send`, of this one request.
+    #[inline(always)]
+    pub(super) unsafe fn send_straight(&self, wr: &ibv_send_wr, bell: &mut Bell) -> bool {
+        let is_send = matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM);
+        let position = self.sq.tail.load(Ordering::Relaxed);
+        if !is_send
+            || i64::from(wr.num_sge) != self.one_sge
+            || self.state() != IBV_QPS_RTS
+            || self.sq.exec.load(Ordering::Relaxed) != position
+            || self.sq.is_full(position)
+            || self.requester.atomic.load(Ordering::Relaxed) != 0
+            || self.streams.is_active()
+        {
+            return false;
+        }
+        // SAFETY: the send lock is held.
+        let Some(link) = (unsafe { self.link() }).filter(|link| link.unchanged_target().is_some())
+        else {
+            return false;
+        };
+        // SAFETY: one element is readable by the caller's promise.
+        let sge = unsafe { *wr.sg_list };
+        let is_allowed = if wr.send_flags & IBV_SEND_INLINE != 0 {
+            sge.length <= self.cap.max_inline_data
+        } else {
+            // An address that has to be translated is for the general way.
+            let keys = &self.process.info().keys;
+            !keys::is_indirect(sge.lkey) && access::check_here(keys, self.pd, &sge, 0).is_ok()
+        };
+        let len = sge.length as usize;
+        if !is_allowed || len > ring::MAX_INLINE {
+            return false;
+        }
+        let request = Request {
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            imm: wr.imm_data,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            srqn: 0,
+            sges: std::slice::from_ref(&sge),
+        };
+        let Step::Sent(outcome) = self.message(link, (&request, false), len, bell) else {
+            return false;
+        };
+        bell.due = true;
+        bell.local = matches!(link.via, Via::Local);
+        bell.solicited |= request.is(IBV_SEND_SOLICITED);
+        let signaled = self.signals(wr.send_flags);
+        self.sq
+            .finish_at_once(position, wr.wr_id, outcome, signaled);
+        let next = position.wrapping_add(1);
+        self.sq.tail.store(next, Ordering::Relaxed);
+        self.sq.exec.store(next, Ordering::Relaxed);
+        true
+    }
+
     /// SEND and RDMA WRITE with immediate: a record in the peer's ring. `idle`: everything before has
     /// ended.
     pub(super) fn message(

@@ -139,6 +139,14 @@ impl Qp {
             // SAFETY: the chain is valid by the caller's promise.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
+                if unsafe { self.send_straight(request, bell) } {
+                    // SAFETY: one element, as was found.
+                    let len = unsafe { (*request.sg_list).length };
+                    access::pass(word, &mut copied, len.into());
+                    wr = request.next;
+                    continue;
+                }
+                // SAFETY: as above.
                 let rest = unsafe { self.execute_run(wr, &mut owed.completed, &mut copied) };
                 if rest != wr {
                     wr = rest;

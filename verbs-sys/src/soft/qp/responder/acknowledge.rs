@@ -63,6 +63,18 @@ impl Qp {
         epoch::unlock(&self.info().rq_epoch.0);
     }
 
+    /// The process ends: as [`acknowledge`](Self::acknowledge), unless somebody is at it.
+    pub(in crate::soft) fn acknowledge_at_exit(&self) {
+        let word = &self.info().rq_epoch.0;
+        if self.owes_acknowledgement() && epoch::try_lock(word) {
+            // SAFETY: the receive lock is held.
+            if let Some(link) = unsafe { self.link() } {
+                self.acknowledge(link);
+            }
+            epoch::unlock(word);
+        }
+    }
+
     /// Whether the peer is still in the connection that its records were of.
     #[inline]
     pub(in crate::soft::qp) fn takes_answers(&self, link: &Link) -> bool {

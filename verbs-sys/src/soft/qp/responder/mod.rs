@@ -138,6 +138,7 @@ impl Qp {
         }
         let (mut result, keys) = (Ok(()), &self.process.info().keys);
         epoch::lock(&self.info().rq_epoch.0);
+        let may_be_awaited = self.rq.posted() == 0;
         // SAFETY: the chain is valid by the caller's promise.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
@@ -149,7 +150,9 @@ impl Qp {
             wr = request.next;
         }
         epoch::unlock(&self.info().rq_epoch.0);
-        if self.recv_can_progress() {
+        // A message waits for a receive only where none was posted. What is owed for earlier ones is not paid here: the
+        // answer that the program may be about to send brings it along.
+        if (may_be_awaited || self.state() == IBV_QPS_ERR) && self.something_came() {
             self.receive(true);
         }
         result
@@ -166,6 +169,12 @@ impl Qp {
     /// Whether a poll has anything to do for the receive side.
     #[inline]
     pub(super) fn recv_can_progress(&self) -> bool {
+        self.owes_acknowledgement() || self.something_came()
+    }
+
+    /// Whether there is something to take for the receive side.
+    #[inline]
+    fn something_came(&self) -> bool {
         if self.streams.is_stalled() {
             return true;
         }
@@ -178,8 +187,7 @@ impl Qp {
         }
         let at = self.responder.ring_at.load(Ordering::Relaxed);
         let mailbox = self.mailbox();
-        if self.owes_acknowledgement() || (Ring::of(mailbox).has(at) && !self.responder.is_closed())
-        {
+        if Ring::of(mailbox).has(at) && !self.responder.is_closed() {
             return true;
         }
         if mailbox.notices.load(Ordering::Relaxed) != 0 && state::is_connected(self.state()) {
