@@ -12,11 +12,13 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::alone::comparisons::{Comparison, Figure, Test, UCX_RUNS};
+use crate::alone::pace::Pace;
 use crate::alone::ucx::Ucx;
 use crate::machine::{Machine, Processors};
 use crate::statistics::median;
 
 pub mod comparisons;
+mod pace;
 mod perf;
 mod ucx;
 
@@ -52,24 +54,29 @@ pub struct Extent {
     pub budget: Duration,
     /// Runs within each test of UCX.
     pub ucx_runs: usize,
+    /// How much longer it may take in all, so that no test runs while the machine is slower than usual.
+    pub patience: Duration,
 }
 
 impl Extent {
-    /// About two minutes, or half of one.
+    /// About four minutes, or half of one; on a machine that is at times slower, up to five more.
     pub fn new(quick: bool) -> Self {
         if quick {
             Self {
                 quick,
                 rounds: 2,
                 budget: Duration::from_millis(150),
-                ucx_runs: UCX_RUNS / 2,
+                ucx_runs: UCX_RUNS,
+                patience: Duration::ZERO,
             }
         } else {
             Self {
                 quick,
-                rounds: 5,
-                budget: Duration::from_millis(500),
+                // How fast a test is depends on where the system puts its memory, too: on chance.
+                rounds: 11,
+                budget: Duration::from_millis(250),
                 ucx_runs: UCX_RUNS,
+                patience: Duration::from_secs(300),
             }
         }
     }
@@ -179,6 +186,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let comparisons = comparisons::all();
     let tests = tests(&comparisons);
     let progress = crate::run::progress((extent.rounds * tests.len()) as u64);
+    let mut pace = Pace::new(processors, extent.patience);
     let mut rounds = Vec::new();
     for number in 1..=extent.rounds {
         if progress.is_hidden() {
@@ -189,12 +197,13 @@ pub fn run(options: &Options) -> Result<Report> {
             let figures = match test {
                 Test::Perf(arguments) => {
                     progress.set_message(arguments.clone());
-                    Some(perf::run(&options.perf, arguments, extent.budget)?)
+                    let run = || perf::run(&options.perf, arguments, extent.budget);
+                    Some(pace.keep(run)?)
                 }
                 Test::Ucx(arguments) => {
                     progress.set_message(format!("UCX: {arguments}"));
-                    let run = |ucx: &Ucx| ucx.run(arguments, extent.ucx_runs);
-                    ucx.as_ref().map(run).transpose()?
+                    let mut run = |ucx: &Ucx| pace.keep(|| ucx.run(arguments, extent.ucx_runs));
+                    ucx.as_ref().map(&mut run).transpose()?
                 }
             };
             round

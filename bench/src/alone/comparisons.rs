@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Runs of a test of UCX in one round.
-pub const UCX_RUNS: usize = 60;
+pub const UCX_RUNS: usize = 30;
 
 /// A test of one of the two programs.
 #[derive(Clone, Debug, PartialEq, Eq)]

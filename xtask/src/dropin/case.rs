@@ -27,7 +27,7 @@ pub struct Case {
     /// Whether it sees files of the kernel's about the device: see [`super::scenery`].
     pub scenery: bool,
     /// Variables of the environment.
-    pub environment: Vec<(&'static str, &'static str)>,
+    pub environment: Vec<(&'static str, String)>,
     /// What must hold of what it says, beside that it succeeds: every one, of every process.
     pub holds: Vec<Holds>,
 }
@@ -130,8 +130,8 @@ impl Case {
     }
 
     /// The same with one more variable of the environment.
-    pub fn with_environment(mut self, name: &'static str, value: &'static str) -> Self {
-        self.environment.push((name, value));
+    pub fn with_environment(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
         self
     }
 

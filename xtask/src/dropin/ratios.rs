@@ -18,6 +18,8 @@ use crate::workspace::Workspace;
 /// Each figure is the best of so many, which alternate with those that it stands beside: what else runs on the machine
 /// only adds to them, and so do pages that chance has put where they displace each other from the caches.
 const ROUNDS: usize = 12;
+/// Each time within a program is that of the middle one of so many runs.
+const RUNS: usize = 5;
 /// Starts of a program in a round.
 const STARTS: u32 = 20;
 
@@ -36,18 +38,23 @@ pub fn print(workspace: &Workspace, bed: &mut Bed<'_>, libraries: &Path) -> Resu
         "{:<34} {:>10}   {:<32} {:>10} {:>6}",
         "", "us", "beside", "us", "ratio"
     );
+    let within = bed.compile(
+        "xtask/src/dropin/within.c",
+        "within.so",
+        &["-shared", "-fPIC"],
+    )?;
     for kilobytes in [64, 256, 1024] {
         let size = kilobytes << 10;
-        // MiB per second, on average.
-        let here = |bed: &mut Bed<'_>| {
-            let rate = column(bed, "ib_write_bw", size, 3)?;
-            Ok(f64::from(size) / rate / f64::from(1 << 20) * 1e6)
-        };
+        let here = |bed: &mut Bed<'_>| write_bw(bed, size, None).map(|(time, _)| time);
         let what = format!("ib_write_bw, {kilobytes} KiB, for each");
         beside_kernel(bed, what, here, || writev(&perf, size))?.print();
+        within_program(bed, size, &within)?.print();
     }
     // The usual one of these.
-    let here = |bed: &mut Bed<'_>| column(bed, "ib_write_lat", 8, 4);
+    let here = |bed: &mut Bed<'_>| {
+        let output = perftest(bed, "ib_write_lat", 8, None)?;
+        column(&output, 8, 4)
+    };
     let what = "ib_write_lat, 8 B, one way".to_owned();
     beside_kernel(bed, what, here, || writev(&perf, 8))?.print();
 
@@ -103,8 +110,51 @@ fn alternate(
     Ok(best)
 }
 
-/// A figure of a test's only line: the words before it are the size and the number of iterations.
-fn column(bed: &mut Bed<'_>, program: &'static str, size: u32, at: usize) -> Result<f64> {
+/// The same message's time in a program, and in the calls of the kernel that the program makes for it: of the same
+/// pages, wherever they lie.
+fn within_program(bed: &mut Bed<'_>, size: u32, within: &Path) -> Result<Row> {
+    let mut runs = Vec::new();
+    for _ in 0..RUNS {
+        let (time, output) = write_bw(bed, size, Some(within))?;
+        let calls = calls(&output, size).with_context(|| format!("no calls in {output}"))?;
+        runs.push((time, calls));
+    }
+    runs.sort_unstable_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)));
+    let (here, beside) = runs[RUNS / 2];
+    Ok(Row {
+        what: String::new(),
+        here,
+        beside,
+        beside_what: "its own calls of that",
+    })
+}
+
+/// Microseconds of a WRITE in a stream of such, and what the program said.
+fn write_bw(bed: &mut Bed<'_>, size: u32, before: Option<&Path>) -> Result<(f64, String)> {
+    let output = perftest(bed, "ib_write_bw", size, before)?;
+    // MiB per second, on average.
+    let rate = column(&output, size, 3)?;
+    Ok((f64::from(size) / rate / f64::from(1 << 20) * 1e6, output))
+}
+
+/// Microseconds in process_vm_writev(2) for so many bytes.
+fn calls(output: &str, size: u32) -> Option<f64> {
+    let mut words = output
+        .lines()
+        .find_map(|line| line.strip_prefix("process_vm_writev "))?
+        .split_whitespace();
+    let mut number = || words.next()?.parse::<f64>().ok();
+    let (bytes, nanoseconds) = (number()?, number()?);
+    Some(nanoseconds / 1000.0 / bytes * f64::from(size))
+}
+
+/// What a test says of messages of this size, with a library in front of it if there is one.
+fn perftest(
+    bed: &mut Bed<'_>,
+    program: &'static str,
+    size: u32,
+    before: Option<&Path>,
+) -> Result<String> {
     let size = size.to_string();
     // The first requests are those that everything is looked up for.
     let warmed: &[&str] = match program.ends_with("_bw") {
@@ -112,8 +162,16 @@ fn column(bed: &mut Bed<'_>, program: &'static str, size: u32, at: usize) -> Res
         false => &[],
     };
     let arguments = [&["-d", "soft0", "-n", "20000", "-s", &size], warmed].concat();
-    let output = bed.run(&Case::pair("perftest", program, &arguments))?;
-    figure(&output, &size, at).with_context(|| format!("{program} said: {output}"))
+    let mut case = Case::pair("perftest", program, &arguments);
+    if let Some(library) = before {
+        case = case.with_environment("LD_PRELOAD", &library.to_string_lossy());
+    }
+    bed.run(&case)
+}
+
+/// A figure of a test's only line: the words before it are the size and the number of iterations.
+fn column(output: &str, size: u32, at: usize) -> Result<f64> {
+    figure(output, &size.to_string(), at).with_context(|| format!("it said: {output}"))
 }
 
 fn figure(output: &str, size: &str, at: usize) -> Option<f64> {
@@ -172,6 +230,14 @@ mod tests {
         assert_eq!(figure(output, "8", 3), Some(1.25));
         assert_eq!(figure(output, "16", 3), None);
         assert_eq!(figure(output, "8", 9), None);
+    }
+
+    #[test]
+    fn the_time_of_calls_is_for_as_many_bytes() {
+        let output = " 8 1 2\nprocess_vm_writev 4096 8000\n";
+        assert_eq!(calls(output, 1024), Some(2.0));
+        assert_eq!(calls("process_vm_writev 4096", 1024), None);
+        assert_eq!(calls("", 1024), None);
     }
 
     #[test]

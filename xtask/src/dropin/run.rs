@@ -99,7 +99,13 @@ impl<'a> Bed<'a> {
             return Ok(name.into());
         };
         let stem = stem.rsplit('/').next().unwrap_or(stem);
-        let (source, out) = (self.workspace.root.join(name), self.logs.join(stem));
+        self.compile(name, stem, &["-lrdmacm", "-libverbs", "-lpthread"])
+            .with_context(|| format!("that takes Debian's package {package}"))
+    }
+
+    /// Compiles a C source, a path below the workspace's folder.
+    pub fn compile(&self, source: &str, out: &str, more: &[&str]) -> Result<PathBuf> {
+        let (from, out) = (self.workspace.root.join(source), self.logs.join(out));
         let compiled = Command::new("cc")
             .args([
                 "-std=gnu11",
@@ -110,13 +116,13 @@ impl<'a> Bed<'a> {
                 "-Werror",
                 "-o",
             ])
-            .args([&out, &source])
-            .args(["-lrdmacm", "-libverbs", "-lpthread"])
+            .args([&out, &from])
+            .args(more)
             .output()
             .context("no C compiler, `cc`")?;
         if !compiled.status.success() {
             let said = String::from_utf8_lossy(&compiled.stderr);
-            bail!("cannot compile {name}; that takes Debian's package {package}: {said}");
+            bail!("cannot compile {source}: {said}");
         }
         Ok(out)
     }
@@ -214,7 +220,7 @@ impl<'a> Bed<'a> {
         };
         command
             .env(SEARCH_PATH, dist::search_path(&self.libraries)?)
-            .envs(case.environment.iter().copied())
+            .envs(case.environment.iter().cloned())
             .current_dir(folder);
         if let Some(sanitizer) = self.sanitizer {
             sanitizer.load(&mut command);

@@ -71,10 +71,13 @@ fn case(transports: (&'static str, &'static str), test: &str) -> Case {
         .collect();
     let kind = if transports == CONNECTED { "rc" } else { "ud" };
     let sides: [&[&str]; 2] = [&[], &arguments];
-    let mut case = Case::sides(PACKAGE, "ucx_perftest", &["-p", PORT], sides)
+    let case = Case::sides(PACKAGE, "ucx_perftest", &["-p", PORT], sides)
         .named(&format!("ucx_perftest {test}, {kind}"))
         .with_scenery()
         .holds(Holds::ClientSays("Final:"));
-    case.environment.extend([transports, DEVICE]);
-    case
+    [transports, DEVICE]
+        .into_iter()
+        .fold(case, |case, (name, value)| {
+            case.with_environment(name, value)
+        })
 }
