@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::{Duration, Instant};
 
 use verbs_sys::{
     CompletionQueue, QpState, QpType, QueuePair, SharedReceiveQueue, WcOpcode, WcStatus,
@@ -170,6 +171,18 @@ impl End {
     pub fn state_number(&self) -> ffi::ibv_qp_state {
         let attr = self.qp.query(verbs_sys::QpAttrMask::STATE);
         attr.map_or(ffi::IBV_QPS_RESET, |attr| attr.qp_state)
+    }
+
+    /// Waits until what was under way when it stopped sending has ended: before that a change to RTS may be refused.
+    pub fn await_drained(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let drains = || {
+            let attr = self.qp.query(verbs_sys::QpAttrMask::STATE);
+            attr.is_ok_and(|attr| attr.sq_draining != 0)
+        };
+        while drains() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
     }
 
     /// Forgets everything, as RESET does.

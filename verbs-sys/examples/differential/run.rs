@@ -305,6 +305,7 @@ impl<'a> World<'a> {
             timeout: 18,
             retry_cnt: 6,
         };
+        let patience = self.patience;
         let end = self.end(pair, side);
         let mut attr = connection.attr();
         attr.qp_state = to.unwrap_or(ffi::IBV_QPS_RESET);
@@ -312,6 +313,9 @@ impl<'a> World<'a> {
         spoil(&mut attr, spoiled);
         let with_state = if to.is_some() { ffi::IBV_QP_STATE } else { 0 };
         let mask = QpAttrMask::from_bits_retain(mask | with_state);
+        if end.paused && to == Some(ffi::IBV_QPS_RTS) {
+            end.await_drained(patience);
+        }
         let result = end.qp.modify(&attr, mask);
         if result.is_ok() {
             match to {
