@@ -1,4 +1,4 @@
-//! The project's one driver: `cargo xtask asan | bench | conformance | differential | dist |
+//! The project's one driver: `cargo xtask asan | bench | conformance | differential | dist | dropin |
 //! faults | fuzz | run | test | vm`.
 //!
 //! Each command is a file; this one only lists them. The driver starts cargo and other programs and
