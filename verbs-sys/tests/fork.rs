@@ -13,7 +13,7 @@ use std::{
 use common::{ALL, Pair, Queue, Result, Side, bytes, remote};
 use verbs_sys::{
     Context, MemoryRegion, PathOptions, ProtectionDomain, QpType, QueuePairInit, RemoteAddr,
-    SendFlags, WcStatus, find_device, fork_init, owned::OwnedQueuePair,
+    SendFlags, WcStatus, WorkCompletion, find_device, fork_init, owned::OwnedQueuePair,
 };
 
 /// What each end tells the other: itself, and a region.
@@ -167,8 +167,9 @@ fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Re
     Ok(())
 }
 
-/// A child that takes a message, posts a receive, and ends as programs do that leave all the rest to the system.
-fn careless_child(stream: UnixStream) -> Result<std::convert::Infallible> {
+/// A child that takes a message, posts a receive, and ends as programs do that leave all the rest to the system. If it
+/// `waits`, it does so for another message, and then until it hears that it may end.
+fn careless_child(stream: UnixStream, waits: bool) -> Result<std::convert::Infallible> {
     let mut stream = BufReader::new(stream);
     let context = find_device(Some("soft0"))?.open()?;
     let pd = context.alloc_pd()?;
@@ -177,14 +178,22 @@ fn careless_child(stream: UnixStream) -> Result<std::convert::Infallible> {
     side.qp.post_recv(region()?)?;
     side.qp.post_recv(region()?)?;
     meet(&mut stream, &side, &context, &region()?)?;
-    let message = side.next()?;
-    side.qp.post_recv(message.buffer.ok_or("no buffer")?)?;
+    for _ in 0..1 + u32::from(waits) {
+        let message = side.next()?;
+        side.qp.post_recv(message.buffer.ok_or("no buffer")?)?;
+    }
+    if waits {
+        stream.read_line(&mut String::new())?;
+    }
     // SAFETY: what the process has, it has to itself.
     unsafe { libc::exit(0) }
 }
 
-/// A message that was received is never reported as lost.
-fn what_a_child_received_before_its_end_has_succeeded(pair: &Pair) -> Result {
+/// Starts such a child, and connects with it.
+fn start_careless_child(
+    pair: &Pair,
+    waits: bool,
+) -> Result<(libc::pid_t, Side, BufReader<UnixStream>)> {
     let (here, there) = UnixStream::pair()?;
     here.set_read_timeout(Some(Duration::from_secs(60)))?;
     there.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -193,7 +202,7 @@ fn what_a_child_received_before_its_end_has_succeeded(pair: &Pair) -> Result {
     assert!(pid >= 0, "cannot fork");
     if pid == 0 {
         drop(here);
-        let result = catch_unwind(AssertUnwindSafe(|| careless_child(there)));
+        let result = catch_unwind(AssertUnwindSafe(|| careless_child(there, waits)));
         if let Ok(Err(error)) = result {
             eprintln!("the child failed: {error}");
         }
@@ -203,13 +212,42 @@ fn what_a_child_received_before_its_end_has_succeeded(pair: &Pair) -> Result {
     drop(there);
     let mut stream = BufReader::new(here);
     let region = pair.region(4096, 9)?;
-    let mut side = side(&pair.context, &pair.pd)?;
+    let side = side(&pair.context, &pair.pd)?;
     meet(&mut stream, &side, &pair.context, &region)?;
+    Ok((pid, side, stream))
+}
+
+/// A message that was received is never reported as lost.
+fn what_a_child_received_before_its_end_has_succeeded(pair: &Pair) -> Result {
+    let (pid, mut side, _stream) = start_careless_child(pair, false)?;
     side.qp.send_inline(b"the last", SendFlags::empty(), None)?;
     assert_eq!(wait_for_child(pid), 0);
     assert_eq!(side.next()?.status, WcStatus::Success);
     side.qp.send_inline(b"too late", SendFlags::empty(), None)?;
     assert_eq!(side.next()?.status, WcStatus::RetryExcErr);
+    Ok(())
+}
+
+/// A message that was received has ended soon, although its receiver neither polls nor answers, and its sender polls
+/// seldom.
+fn few_polls_find_that_a_message_was_received(pair: &Pair) -> Result {
+    let (pid, mut side, mut stream) = start_careless_child(pair, true)?;
+    side.qp
+        .send_inline(b"the first", SendFlags::empty(), None)?;
+    assert_eq!(side.next()?.status, WcStatus::Success);
+    // By now no thread of the device has anything to do, or it would ask unasked.
+    std::thread::sleep(Duration::from_millis(100));
+    side.qp.send_inline(b"the last", SendFlags::empty(), None)?;
+    let (mut polls, mut room) = (0, [WorkCompletion::default()]);
+    while side.cq.poll(&mut room)? == 0 {
+        polls += 1;
+        assert!(polls < 1000, "nobody has asked its receiver");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let done = side.qp.complete(&mut room[0]).ok_or("of another")?;
+    assert_eq!(done.status, WcStatus::Success);
+    stream.get_mut().write_all(b"go\n")?;
+    assert_eq!(wait_for_child(pid), 0);
     Ok(())
 }
 
@@ -314,6 +352,7 @@ fn a_forked_child_leaves_its_parents_device_alone() -> Result {
     for _ in 0..10 {
         what_a_child_received_before_its_end_has_succeeded(&pair)?;
     }
+    few_polls_find_that_a_message_was_received(&pair)?;
     works(&mut pair)?;
     Ok(())
 }

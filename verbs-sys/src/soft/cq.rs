@@ -37,6 +37,10 @@ use crate::ffi::{ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 /// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
 const PATIENCE: u32 = 4096;
+/// So many fruitless polls come between two looks at the clock.
+const UNTIMED: u32 = 4;
+/// Fruitless polls for so long are enough, too, however few they are: there are programs that sleep between them.
+const PATIENCE_NS: u64 = 5_000_000;
 /// Completions of one queue pair that may be handed out before another has its turn.
 const MOST_QUICK: u32 = 15;
 
@@ -97,6 +101,8 @@ struct Polled {
     /// The member that last gave something, if it is still there.
     recent: usize,
     fruitless: u32,
+    /// When the first few of them had been made.
+    fruitless_since: u64,
     /// Completions handed out since a poll has looked at everything.
     quick: u32,
 }
@@ -157,6 +163,7 @@ impl Cq {
                 next: 0,
                 recent: 0,
                 fruitless: 0,
+                fruitless_since: 0,
                 quick: 0,
             }),
             events: Mutex::default(),
@@ -326,7 +333,7 @@ impl Cq {
     #[inline]
     fn found_nothing(&self, state: &mut Polled) {
         state.fruitless += 1;
-        if state.fruitless >= PATIENCE {
+        if state.fruitless.is_multiple_of(UNTIMED) && state.is_out_of_patience() {
             state.fruitless = 0;
             if state.is_waiting() {
                 self.process.nudge_later();
@@ -352,9 +359,26 @@ impl Cq {
 }
 
 impl Polled {
+    /// Whether there were many fruitless polls, or a few that took long.
+    #[inline]
+    fn is_out_of_patience(&mut self) -> bool {
+        let now = coarse_ns();
+        if self.fruitless == UNTIMED {
+            self.fruitless_since = now;
+        }
+        self.fruitless >= PATIENCE || now.saturating_sub(self.fruitless_since) >= PATIENCE_NS
+    }
+
     /// Whether a request waits for something other than a poll.
     fn is_waiting(&self) -> bool {
         let waits = |member: &Member| member.sends && member.qp.waits();
         self.members.iter().any(waits)
     }
+}
+
+/// The monotonic clock in nanoseconds, some milliseconds late at most, and read without a look at any hardware.
+#[inline]
+fn coarse_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
