@@ -17,6 +17,17 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
+/// The value that a fraction `at` of all does not exceed; `None` of nothing.
+pub fn quantile(values: impl IntoIterator<Item = f64>, at: f64) -> Option<f64> {
+    let mut values: Vec<f64> = values
+        .into_iter()
+        .filter(|value| value.is_finite())
+        .collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    values.get((last as f64 * at).round() as usize).copied()
+}
+
 /// Latencies of single operations, in nanoseconds, kept to three digits up to 100 s.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
@@ -58,6 +69,14 @@ impl Default for Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantiles() {
+        let values = || (1..=21).rev().map(f64::from);
+        assert_eq!(quantile(values(), 0.1), Some(3.0));
+        assert_eq!(quantile(values(), 1.0), Some(21.0));
+        assert_eq!(quantile([f64::NAN], 0.1), None);
+    }
 
     #[test]
     fn medians() {

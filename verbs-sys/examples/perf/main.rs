@@ -1,6 +1,6 @@
 //! What the device alone costs, call by call, on the raw verbs: one-sided operations, messages,
 //! deregistration, many queue pairs. It starts the peer, a process of its own, and prints one JSON object
-//! of medians; each figure is measured in turn with what it is to be compared with.
+//! of figures; each is measured in turn with what it is to be compared with.
 //!
 //! ```text
 //! cargo run --release -p verbs-sys --example perf -- write --size 8

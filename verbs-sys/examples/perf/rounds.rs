@@ -6,13 +6,16 @@ use crate::Result;
 
 /// A round shorter than this says more about the clock than about what it times.
 const ROUND: Duration = Duration::from_micros(400);
-/// Fewer rounds than these have no median.
+/// Fewer rounds than these are no sample.
 const FEWEST: usize = 7;
+/// Which of the rounds counts, from the shortest on: what else the machine does only adds, and where others use its
+/// processors it may do so to most rounds.
+const COUNTS: f64 = 0.1;
 
 /// Does a step so many times.
 pub type Step<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
-/// Nanoseconds of one repetition of each of `steps`: medians over rounds that have each in turn.
+/// Nanoseconds of one repetition of each of `steps`: what a tenth of the rounds, which have each in turn, do not exceed.
 pub fn alternate<const N: usize>(budget: Duration, steps: [Step<'_>; N]) -> Result<[f64; N]> {
     let mut steps = steps;
     let mut counts = [1; N];
@@ -30,7 +33,7 @@ pub fn alternate<const N: usize>(budget: Duration, steps: [Step<'_>; N]) -> Resu
             times.push(started.elapsed().as_nanos() as f64 / count as f64);
         }
     }
-    Ok(times.map(|mut times| quantile(&mut times, 0.5)))
+    Ok(times.map(|mut times| quantile(&mut times, COUNTS)))
 }
 
 /// How many repetitions make a round.
