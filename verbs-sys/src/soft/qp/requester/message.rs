@@ -191,6 +191,8 @@ impl Qp {
                 // The peer sees it first of all, so it cannot be stuck behind another record.
                 bell.acknowledged = Some(executed);
             }
+        } else {
+            self.let_others_acknowledge();
         }
         let own = Target(self.info().responder.0.target.load(Ordering::Relaxed));
         let len = total(request.sges) as u32;

@@ -63,6 +63,13 @@ impl Qp {
         epoch::unlock(&self.info().rq_epoch.0);
     }
 
+    /// Waits for another thread that takes messages, until it has acknowledged them: their completions can be polled,
+    /// and answered, before that. Whoever takes messages never waits for the send lock.
+    #[inline]
+    pub(in crate::soft::qp) fn let_others_acknowledge(&self) {
+        let _ = epoch::quiesce(&self.info().rq_epoch.0, || false);
+    }
+
     /// The process ends: as [`acknowledge`](Self::acknowledge), unless somebody is at it.
     pub(in crate::soft) fn acknowledge_at_exit(&self) {
         let word = &self.info().rq_epoch.0;

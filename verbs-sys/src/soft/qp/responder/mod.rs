@@ -213,10 +213,6 @@ impl Qp {
     pub(super) fn progress_recv(&self, notify: bool) -> bool {
         let mut answered = false;
         let mut solicited = false;
-        if notify && self.streams.is_active() && self.waits() {
-            // Acknowledgements have a connection of their own, and came before what answers their messages.
-            self.progress_send();
-        }
         loop {
             epoch::lock(&self.info().rq_epoch.0);
             let before = self.rq.done.load(Ordering::Relaxed);
@@ -240,7 +236,14 @@ impl Qp {
                 self.flush_posted_recvs();
                 solicited = true;
             }
-            if notify && self.rq.done.load(Ordering::Relaxed) != before {
+            let tells = notify && self.rq.done.load(Ordering::Relaxed) != before;
+            if tells && self.streams.is_active() && self.waits() {
+                // Acknowledgements have a connection of their own, and have come before what answers their messages.
+                epoch::unlock(&self.info().rq_epoch.0);
+                self.progress_send();
+                epoch::lock(&self.info().rq_epoch.0);
+            }
+            if tells {
                 // Under the lock, so that who arms the queue meanwhile can wait for it.
                 self.recv_cq.notify(self, std::mem::take(&mut solicited));
             }

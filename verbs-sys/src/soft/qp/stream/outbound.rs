@@ -88,6 +88,7 @@ impl Qp {
         position: u32,
         len: u64,
     ) -> Step {
+        self.let_others_acknowledge();
         let mut out = self.streams.outbound();
         let out = &mut *out;
         match &out.state {
