@@ -202,8 +202,8 @@ pub fn run(options: &Options) -> Result<Report> {
                 }
                 Test::Ucx(arguments) => {
                     progress.set_message(format!("UCX: {arguments}"));
-                    let mut run = |ucx: &Ucx| pace.keep(|| ucx.run(arguments, extent.ucx_runs));
-                    ucx.as_ref().map(&mut run).transpose()?
+                    let run = |ucx: &Ucx| pace.keep(|| ucx.run(arguments, extent.ucx_runs));
+                    ucx.as_ref().map(run).transpose()?
                 }
             };
             round

@@ -4,11 +4,7 @@ use hdrhistogram::Histogram;
 
 /// The median, the mean of the middle two for an even count; `None` of nothing.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values
-        .into_iter()
-        .filter(|value| value.is_finite())
-        .collect();
-    values.sort_unstable_by(f64::total_cmp);
+    let values = sorted(values);
     let middle = values.len() / 2;
     match values.len() {
         0 => None,
@@ -19,13 +15,19 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 /// The value that a fraction `at` of all does not exceed; `None` of nothing.
 pub fn quantile(values: impl IntoIterator<Item = f64>, at: f64) -> Option<f64> {
+    let values = sorted(values);
+    let last = values.len().checked_sub(1)?;
+    values.get((last as f64 * at).round() as usize).copied()
+}
+
+/// Those that are numbers, from the least on.
+fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values
         .into_iter()
         .filter(|value| value.is_finite())
         .collect();
     values.sort_unstable_by(f64::total_cmp);
-    let last = values.len().checked_sub(1)?;
-    values.get((last as f64 * at).round() as usize).copied()
+    values
 }
 
 /// Latencies of single operations, in nanoseconds, kept to three digits up to 100 s.

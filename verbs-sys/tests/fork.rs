@@ -138,8 +138,10 @@ fn short_lived_child(stream: UnixStream) -> Result<std::convert::Infallible> {
     unsafe { libc::_exit((pid < 0).into()) }
 }
 
-/// What a forked child has inherited does not keep its parent alive to others.
-fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Result {
+/// Starts a child that ends by itself, and gives the way to it.
+fn start_child(
+    run: impl FnOnce(UnixStream) -> Result<std::convert::Infallible>,
+) -> Result<(libc::pid_t, BufReader<UnixStream>)> {
     let (here, there) = UnixStream::pair()?;
     here.set_read_timeout(Some(Duration::from_secs(60)))?;
     there.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -148,7 +150,7 @@ fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Re
     assert!(pid >= 0, "cannot fork");
     if pid == 0 {
         drop(here);
-        let result = catch_unwind(AssertUnwindSafe(|| short_lived_child(there)));
+        let result = catch_unwind(AssertUnwindSafe(|| run(there)));
         if let Ok(Err(error)) = result {
             eprintln!("the child failed: {error}");
         }
@@ -156,7 +158,12 @@ fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Re
         unsafe { libc::_exit(2) };
     }
     drop(there);
-    let mut stream = BufReader::new(here);
+    Ok((pid, BufReader::new(here)))
+}
+
+/// What a forked child has inherited does not keep its parent alive to others.
+fn the_end_of_a_child_is_noticed_before_that_of_its_own_child(pair: &Pair) -> Result {
+    let (pid, mut stream) = start_child(short_lived_child)?;
     let region = pair.region(4096, 9)?;
     let mut side = side(&pair.context, &pair.pd)?;
     meet(&mut stream, &side, &pair.context, &region)?;
@@ -207,23 +214,7 @@ fn start_careless_child(
     pair: &Pair,
     waits: bool,
 ) -> Result<(libc::pid_t, Side, BufReader<UnixStream>)> {
-    let (here, there) = UnixStream::pair()?;
-    here.set_read_timeout(Some(Duration::from_secs(60)))?;
-    there.set_read_timeout(Some(Duration::from_secs(60)))?;
-    // SAFETY: as in the test.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "cannot fork");
-    if pid == 0 {
-        drop(here);
-        let result = catch_unwind(AssertUnwindSafe(|| careless_child(there, waits)));
-        if let Ok(Err(error)) = result {
-            eprintln!("the child failed: {error}");
-        }
-        // SAFETY: it ends here.
-        unsafe { libc::_exit(2) };
-    }
-    drop(there);
-    let mut stream = BufReader::new(here);
+    let (pid, mut stream) = start_child(|stream| careless_child(stream, waits))?;
     let region = pair.region(4096, 9)?;
     let side = side(&pair.context, &pair.pd)?;
     meet(&mut stream, &side, &pair.context, &region)?;

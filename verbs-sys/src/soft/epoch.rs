@@ -14,21 +14,22 @@ use super::layout::QpInfo;
 /// Takes the lock, spinning. The holder is at most one copy away from letting go.
 #[inline(always)]
 pub(super) fn lock(word: &AtomicU64) {
-    // Setting the last bit of an even number adds 1.
-    if word.fetch_or(1, Ordering::SeqCst) & 1 != 0 {
+    if !try_lock(word) {
         lock_slowly(word);
     }
 }
 
 /// Takes the lock if nobody has it; whether nobody had.
+#[inline(always)]
 pub(super) fn try_lock(word: &AtomicU64) -> bool {
+    // Setting the last bit of an even number adds 1.
     word.fetch_or(1, Ordering::SeqCst) & 1 == 0
 }
 
 #[cold]
 fn lock_slowly(word: &AtomicU64) {
     let mut spins = 0u32;
-    while word.load(Ordering::Relaxed) & 1 != 0 || word.fetch_or(1, Ordering::SeqCst) & 1 != 0 {
+    while word.load(Ordering::Relaxed) & 1 != 0 || !try_lock(word) {
         relax(&mut spins);
     }
 }

@@ -54,17 +54,7 @@ impl Qp {
         if !is_allowed || len > ring::MAX_INLINE {
             return false;
         }
-        let request = Request {
-            opcode: wr.opcode,
-            flags: wr.send_flags,
-            imm: wr.imm_data,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            srqn: 0,
-            sges: std::slice::from_ref(&sge),
-        };
+        let request = Request::new(wr, std::slice::from_ref(&sge));
         let Step::Sent(outcome) = self.message(link, (&request, false), len, bell) else {
             return false;
         };

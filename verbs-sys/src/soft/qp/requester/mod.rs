@@ -29,7 +29,9 @@ pub(in crate::soft) use self::window::Bind;
 
 use super::queues::Outcome;
 use super::{Guarded32, Guarded64, now_ns, state};
-use crate::ffi::{IBV_WC_SUCCESS, ibv_ah, ibv_qp_attr, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use crate::ffi::{
+    IBV_WC_SUCCESS, ibv_ah, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc_opcode, ibv_wc_status,
+};
 use crate::soft::ah::{Ah, Route};
 
 /// How long a peer that is known never to answer is waited for at most, whatever the attributes say: half a
@@ -168,6 +170,24 @@ pub(in crate::soft::qp) struct Request<'a> {
     /// Of XRC: the number of the peer's shared receive queue.
     pub(in crate::soft::qp) srqn: u32,
     pub(in crate::soft::qp) sges: &'a [ibv_sge],
+}
+
+impl<'a> Request<'a> {
+    /// What all requests have; what there is for some operations only is 0.
+    #[inline(always)]
+    pub(super) fn new(wr: &ibv_send_wr, sges: &'a [ibv_sge]) -> Self {
+        Self {
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            imm: wr.imm_data,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            srqn: 0,
+            sges,
+        }
+    }
 }
 
 impl Request<'_> {

@@ -23,17 +23,7 @@ impl Qp {
         }
         // SAFETY: the list has `num_sge` elements by the caller's promise.
         let sges = unsafe { list(wr.sg_list, num_sge) };
-        let mut request = Request {
-            opcode: wr.opcode,
-            flags: wr.send_flags,
-            imm: wr.imm_data,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            srqn: 0,
-            sges,
-        };
+        let mut request = Request::new(wr, sges);
         if !self.executes(wr.opcode) {
             return Err(libc::EINVAL);
         }
