@@ -87,8 +87,11 @@ pub unsafe fn look(channel: *mut rdma_event_channel) -> Result<Next, Errno> {
         drop(state);
         if let Some(event) = delivered {
             // SAFETY: the identifier waits for this event's acknowledgement before it goes.
-            unsafe { act(event, queued.target) };
-            return Ok(Next::Event(event));
+            if unsafe { act(event, queued.target) } {
+                return Ok(Next::Event(event));
+            }
+            // SAFETY: nobody else has seen it.
+            unsafe { acknowledge(event) };
         }
     }
 }
@@ -170,35 +173,31 @@ impl State {
     }
 }
 
-/// Does what an event asks for.
+/// Does what an event asks for. Whether it still means something: while a queue pair is being connected its peer may go,
+/// and then another event says so.
 ///
 /// # Safety
 ///
 /// The event and its identifier are alive, and no other call uses them.
-unsafe fn act(event: *mut rdma_cm_event, key: Key) {
+unsafe fn act(event: *mut rdma_cm_event, key: Key) -> bool {
     // SAFETY: by the caller's promise.
     let event = unsafe { &mut *event };
     // SAFETY: as above.
     let has_qp = unsafe { !(*event.id).qp.is_null() };
     if event.event != RDMA_CM_EVENT_CONNECT_RESPONSE || !has_qp {
-        return;
+        return true;
     }
     // SAFETY: as above.
     let connected = unsafe { connect_qp(event.id, key) };
-    match connected.and_then(|()| Shared::get().lock().ready_to_use(key)) {
-        Ok(()) => event.event = RDMA_CM_EVENT_ESTABLISHED,
-        Err(error) => {
-            event.event = RDMA_CM_EVENT_CONNECT_ERROR;
-            event.status = -error.raw_os_error();
-            // SAFETY: as above.
-            let _ = unsafe { fail_qp(event.id) };
-            let mut state = Shared::get().lock();
-            state.hang_up(key);
-            if let Ok(endpoint) = state.endpoint(key) {
-                endpoint.phase = Phase::Failed;
-            }
-        }
-    }
+    let Err(error) = connected.and_then(|()| Shared::get().lock().ready_to_use(key)) else {
+        event.event = RDMA_CM_EVENT_ESTABLISHED;
+        return true;
+    };
+    event.event = RDMA_CM_EVENT_CONNECT_ERROR;
+    event.status = -error.raw_os_error();
+    // SAFETY: as above.
+    let _ = unsafe { fail_qp(event.id) };
+    Shared::get().lock().give_up(key)
 }
 
 impl State {
@@ -215,6 +214,19 @@ impl State {
         endpoint.phase = Phase::Established;
         self.send(socket, &Message::ReadyToUse);
         Ok(())
+    }
+
+    /// Ends the attempt to connect to a peer that has accepted. Whether it had not ended, or been ended, before.
+    fn give_up(&mut self, key: Key) -> bool {
+        let phase = self.endpoints.get(&key).map(|endpoint| endpoint.phase);
+        if phase != Some(Phase::Answered) {
+            return false;
+        }
+        self.hang_up(key);
+        if let Some(endpoint) = self.endpoints.get_mut(&key) {
+            endpoint.phase = Phase::Failed;
+        }
+        true
     }
 }
 

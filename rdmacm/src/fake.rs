@@ -17,11 +17,15 @@ const GIDS: [[u8; 16]; 2] = [
     [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
 ];
 
+/// What is to happen while a state is entered.
+type Meanwhile = (ibv_qp_state, Box<dyn FnOnce()>);
+
 /// A queue pair. The C structure comes first.
 #[repr(C)]
 pub struct Qp {
     qp: ibv_qp,
     moves: Mutex<Vec<(ibv_qp_attr, u32)>>,
+    meanwhile: Option<Meanwhile>,
 }
 
 struct Device(ibv_device);
@@ -58,6 +62,12 @@ pub fn moves(qp: *mut ibv_qp) -> Vec<(ibv_qp_attr, u32)> {
 /// The states that it went through.
 pub fn states(qp: *mut ibv_qp) -> Vec<ibv_qp_state> {
     moves(qp).iter().map(|(attr, _)| attr.qp_state).collect()
+}
+
+/// Has something happen while a queue pair is brought to a state.
+pub fn meanwhile(qp: *mut ibv_qp, state: ibv_qp_state, happen: impl FnOnce() + 'static) {
+    // SAFETY: made below, and alive.
+    unsafe { (*qp.cast::<Qp>()).meanwhile = Some((state, Box::new(happen))) };
 }
 
 pub unsafe fn ibv_get_device_list(_count: *mut c_int) -> *mut *mut ibv_device {
@@ -161,8 +171,12 @@ pub unsafe fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mu
     qp.recv_cq = init.recv_cq;
     qp.srq = init.srq;
     qp.qp_num = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    let moves = Mutex::default();
-    Box::into_raw(Box::new(Qp { qp, moves })).cast()
+    Box::into_raw(Box::new(Qp {
+        qp,
+        moves: Mutex::default(),
+        meanwhile: None,
+    }))
+    .cast()
 }
 
 /// Fails where the state does not follow, and for a path MTU of 256 bytes.
@@ -178,6 +192,10 @@ pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int
     );
     if !follows || attr.path_mtu == IBV_MTU_256 {
         return libc::EINVAL;
+    }
+    let now = |(state, _): &mut Meanwhile| *state == attr.qp_state;
+    if let Some((_, happen)) = qp.meanwhile.take_if(now) {
+        happen();
     }
     qp.qp.state = attr.qp_state;
     qp.moves.get_mut().unwrap().push((attr, mask as u32));

@@ -196,6 +196,26 @@ fn a_queue_pair_that_cannot_be_connected_ends_the_attempt() {
 }
 
 #[test]
+fn who_goes_while_the_other_connects_its_queue_pair_was_never_connected() {
+    let (asking, listening) = (Channel::new(), Channel::new());
+    let listener = listening.listener(RDMA_PS_TCP, 0);
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        let (active, passive) = requested(&asking, &listening, &listener);
+        passive.accept(&Param::default()).unwrap();
+        let key = active.key();
+        fake::meanwhile(active.get().qp, state, move || {
+            drop(passive);
+            until(key, Phase::Failed);
+        });
+        let gone = asking.expect(RDMA_CM_EVENT_REJECTED);
+        assert_eq!((gone.get().id, gone.status()), (active.0, 28));
+        drop(gone);
+        assert_eq!(fake::states(active.get().qp).last(), Some(&IBV_QPS_ERR));
+        assert!(asking.is_empty());
+    }
+}
+
+#[test]
 fn both_may_disconnect_at_once() {
     let (asking, listening) = (Channel::new(), Channel::new());
     let listener = listening.listener(RDMA_PS_TCP, 0);
