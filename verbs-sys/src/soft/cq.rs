@@ -37,7 +37,7 @@ use crate::ffi::{ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 /// Fruitless polls after which a waiting request is taken for stuck: its peer may not be polling.
 const PATIENCE: u32 = 4096;
-/// So many fruitless polls come between two looks at the clock.
+/// So many fruitless polls come between two looks at the clock, behind the first few: who sleeps between them makes few.
 const UNTIMED: u32 = 4;
 /// Fruitless polls for so long are enough, too, however few they are: there are programs that sleep between them.
 const PATIENCE_NS: u64 = 5_000_000;
@@ -101,7 +101,7 @@ struct Polled {
     /// The member that last gave something, if it is still there.
     recent: usize,
     fruitless: u32,
-    /// When the first few of them had been made.
+    /// When the first of them had been made.
     fruitless_since: u64,
     /// Completions handed out since a poll has looked at everything.
     quick: u32,
@@ -333,7 +333,8 @@ impl Cq {
     #[inline]
     fn found_nothing(&self, state: &mut Polled) {
         state.fruitless += 1;
-        if state.fruitless.is_multiple_of(UNTIMED) && state.is_out_of_patience() {
+        let looks = state.fruitless < UNTIMED || state.fruitless.is_multiple_of(UNTIMED);
+        if looks && state.is_out_of_patience() {
             state.fruitless = 0;
             if state.is_waiting() {
                 self.process.nudge_later();
@@ -363,7 +364,7 @@ impl Polled {
     #[inline]
     fn is_out_of_patience(&mut self) -> bool {
         let now = coarse_ns();
-        if self.fruitless == UNTIMED {
+        if self.fruitless == 1 {
             self.fruitless_since = now;
         }
         self.fruitless >= PATIENCE || now.saturating_sub(self.fruitless_since) >= PATIENCE_NS
