@@ -13,11 +13,12 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use verbs_sys::{
     AccessFlags, BindInfo, CompletionQueue, Context, MemoryRegion, MemoryWindow, MwType,
     PathOptions, ProtectionDomain, QpAttrMask, QueuePair, QueuePairEndpoint, QueuePairInit,
@@ -258,20 +259,40 @@ fn close_slot(
     }
 }
 
-fn own(revocations: usize) -> Result<(), Failure> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new(env::current_exe()?)
-        .args(["--exact", "peer", "--nocapture"])
-        .env(PEER, "1")
-        .stdin(OwnedFd::from(theirs))
-        .stdout(Stdio::null())
-        .spawn()?;
-    let mut line = Line(BufReader::new(ours));
-    let end = End::open()?;
-    let memory = Memory::new(&end)?;
-    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
-    let mut taken = 0;
-    while taken < revocations {
+/// The owner, and the process that writes by its keys.
+struct Siege {
+    peer: Child,
+    line: Line,
+    end: End,
+    memory: Memory,
+}
+
+impl Siege {
+    fn begin() -> Result<Self, Failure> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let peer = Command::new(env::current_exe()?)
+            .args(["--exact", "peer", "--nocapture"])
+            .env(PEER, "1")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()?;
+        let end = End::open()?;
+        Ok(Self {
+            peer,
+            line: Line(BufReader::new(ours)),
+            memory: Memory::new(&end)?,
+            end,
+        })
+    }
+
+    /// Connects all queue pairs anew, opens every slot, and waits until each has been written once.
+    fn open_slots(
+        &mut self,
+        mut open: impl FnMut(&End, &Memory, usize) -> Result<Opening, Failure>,
+    ) -> Result<Vec<(usize, Opening)>, Failure> {
+        let Self {
+            line, end, memory, ..
+        } = self;
         end.begin()?;
         line.say(&end.endpoints()?)?;
         let peers = line.hear()?;
@@ -280,7 +301,7 @@ fn own(revocations: usize) -> Result<(), Failure> {
         let mut openings = Vec::new();
         let mut keys = Vec::new();
         for index in 0..PAIRS {
-            let opening = open_slot(&end, &memory, index, &mut chance)?;
+            let opening = open(end, memory, index)?;
             let rkey = match &opening {
                 Opening::Region(region) => region.rkey(),
                 Opening::Window(window) => window.rkey(),
@@ -289,31 +310,65 @@ fn own(revocations: usize) -> Result<(), Failure> {
             openings.push((index, opening));
         }
         line.say(&keys)?;
-        // Every slot has been written once.
         assert_eq!(line.hear()?, ["written"]);
+        Ok(openings)
+    }
+
+    /// Every key was taken away, and the peer was refused by each.
+    fn all_were_refused(&mut self) -> Result<(), Failure> {
+        let refused = self.line.hear()?;
+        assert_eq!(refused, [PAIRS.to_string()], "stale keys that were refused");
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<(), Failure> {
+        self.line.say(&["end".to_owned()])?;
+        assert!(self.peer.wait()?.success());
+        Ok(())
+    }
+
+    /// Holds the peer's process, wherever it is.
+    fn stop(&self) -> Result<(), Failure> {
+        let pid = Pid::from_child(&self.peer);
+        kill_process(pid, Signal::STOP)?;
+        waitpid(Some(pid), WaitOptions::UNTRACED)?;
+        Ok(())
+    }
+
+    fn go_on(&self) -> Result<(), Failure> {
+        Ok(kill_process(Pid::from_child(&self.peer), Signal::CONT)?)
+    }
+}
+
+fn own(revocations: usize) -> Result<(), Failure> {
+    let mut siege = Siege::begin()?;
+    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let mut taken = 0;
+    while taken < revocations {
+        let mut openings =
+            siege.open_slots(|end, memory, index| open_slot(end, memory, index, &mut chance))?;
         let mut noted = Vec::new();
         let mut kept = Vec::new();
+        let (end, memory) = (&siege.end, &siege.memory);
         while !openings.is_empty() {
             let (index, opening) = openings.swap_remove(chance.below(openings.len()));
             if chance.below(32) == 0 {
                 // Long enough for the peer to post without fences again, on every queue pair.
                 std::thread::sleep(REST);
             }
-            kept.extend(close_slot(&end, &memory, index, opening, &mut chance)?);
+            kept.extend(close_slot(end, memory, index, opening, &mut chance)?);
             noted.push((index, memory.look(index)));
             taken += 1;
         }
-        let refused = line.hear()?;
-        assert_eq!(refused, [PAIRS.to_string()], "stale keys that were refused");
+        siege.all_were_refused()?;
         for (index, bytes) in noted {
             assert!(
-                memory.look(index) == bytes,
+                siege.memory.look(index) == bytes,
                 "a byte has changed in a slot that was closed"
             );
         }
     }
-    line.say(&["end".to_owned()])?;
-    assert!(child.wait()?.success());
+    siege.end()?;
     println!(
         "{taken} keys taken away while they were used; no byte changed afterwards, every later use was refused"
     );
@@ -326,6 +381,43 @@ fn nothing_is_written_by_a_key_that_was_taken_away() {
         .ok()
         .and_then(|text| text.parse().ok());
     own(revocations.unwrap_or(2000)).unwrap();
+}
+
+/// Takes keys away while the peer is stopped, until it was so in the middle of a WRITE.
+fn hold() -> Result<(), Failure> {
+    let mut siege = Siege::begin()?;
+    let mut was_busy = false;
+    while !was_busy {
+        let openings = siege.open_slots(|end, memory, index| {
+            // SAFETY: the slot is part of memory that outlives the region.
+            let region = unsafe { end.pd.reg_mr(memory.slot(index), SLOT, OPEN) }?;
+            Ok(Opening::Region(region))
+        })?;
+        for (_, opening) in openings {
+            let Opening::Region(region) = opening else {
+                return Err("there is no window".into());
+            };
+            if was_busy {
+                region.deregister()?;
+                continue;
+            }
+            siege.stop()?;
+            let ended = region.deregister();
+            siege.go_on()?;
+            if let Err(error) = ended {
+                assert_eq!(error.source.raw_os_error(), Some(libc::EBUSY));
+                error.region.deregister()?;
+                was_busy = true;
+            }
+        }
+        siege.all_were_refused()?;
+    }
+    siege.end()
+}
+
+#[test]
+fn who_is_stopped_in_the_middle_of_a_write_is_not_waited_for() {
+    hold().unwrap();
 }
 
 /// The other process: not a test of its own.

@@ -48,35 +48,63 @@ pub(super) fn renew(word: &AtomicU64) {
     fence(Ordering::SeqCst);
 }
 
-/// How long an epoch may last before its holder is taken for stopped: a copy of one chunk takes less
-/// than a millisecond, whatever else the machine does.
-const STOPPED_AFTER: Duration = Duration::from_secs(2);
+/// Whose epoch is waited for.
+pub(super) trait Holder {
+    /// Whether it has ended.
+    fn has_exited(&self) -> bool;
+    /// Whether a signal or a debugger holds it.
+    fn is_stopped(&self) -> bool;
+}
+
+/// A thread of this process: it is stopped only when we are.
+pub(super) struct Own;
+
+impl Holder for Own {
+    fn has_exited(&self) -> bool {
+        false
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// How long an epoch may last before its holder is asked for: a copy of one chunk takes less than a
+/// millisecond, but where a machine has much to do, or stands still as a whole, its holder may get no processor.
+const SUSPECT_AFTER: Duration = Duration::from_secs(2);
+/// After so many times of that it is taken for stopped, whatever it seems to be: a container may be frozen.
+const SUSPICIONS: u32 = 15;
 
 /// Waits until what runs under the word now has ended, or its process has died. `false`: the process
 /// lives and does not move (a debugger or SIGSTOP holds it), and when it goes on it will end what it
 /// was at.
 #[must_use]
 #[inline(always)]
-pub(super) fn quiesce(word: &AtomicU64, dead: impl Fn() -> bool) -> bool {
+pub(super) fn quiesce(word: &AtomicU64, holder: &impl Holder) -> bool {
     let epoch = word.load(Ordering::SeqCst);
     if epoch & 1 == 0 {
         return true;
     }
-    await_change(word, epoch, dead)
+    await_change(word, epoch, holder)
 }
 
 #[cold]
-fn await_change(word: &AtomicU64, epoch: u64, dead: impl Fn() -> bool) -> bool {
+fn await_change(word: &AtomicU64, epoch: u64, holder: &impl Holder) -> bool {
     let mut spins = 0u32;
+    let mut suspicions = 0;
     let mut since = None;
     while word.load(Ordering::Acquire) == epoch {
         relax(&mut spins);
         if spins > 1_000 && spins.is_multiple_of(64) {
-            if dead() {
+            if holder.has_exited() {
                 return true;
             }
-            if since.get_or_insert_with(Instant::now).elapsed() > STOPPED_AFTER {
-                return false;
+            if since.get_or_insert_with(Instant::now).elapsed() > SUSPECT_AFTER {
+                suspicions += 1;
+                if holder.is_stopped() || suspicions == SUSPICIONS {
+                    return false;
+                }
+                since = None;
             }
         }
     }
@@ -86,17 +114,22 @@ fn await_change(word: &AtomicU64, epoch: u64, dead: impl Fn() -> bool) -> bool {
 /// Waits until what the requester and the responder of a queue pair are at has ended, as [`quiesce`].
 #[must_use]
 #[inline(always)]
-pub(super) fn quiesce_qp(qp: &QpInfo, dead: impl Fn() -> bool + Copy) -> bool {
+pub(super) fn quiesce_qp(qp: &QpInfo, holder: &impl Holder) -> bool {
     let sends = &qp.sends.0;
-    let of_lock = quiesce(&sends.epoch, dead) && quiesce(&qp.rq_epoch.0, dead);
-    of_lock && sends.biased().iter().all(|word| quiesce(word, dead))
+    let of_lock = quiesce(&sends.epoch, holder) && quiesce(&qp.rq_epoch.0, holder);
+    of_lock && sends.biased().iter().all(|word| quiesce(word, holder))
+}
+
+/// Waits until what a thread of this process runs under the word has ended.
+#[inline(always)]
+pub(super) fn outwait(word: &AtomicU64) {
+    while !quiesce(word, &Own) {}
 }
 
 /// The same for a queue pair of this process.
 #[inline(always)]
 pub(super) fn quiesce_own(qp: &QpInfo) {
-    // Our own threads are stopped only when we are.
-    while !quiesce_qp(qp, || false) {}
+    while !quiesce_qp(qp, &Own) {}
 }
 
 /// Spins politely: after a while the holder has surely lost its core, so give it ours.
@@ -114,22 +147,76 @@ pub(super) fn relax(spins: &mut u32) {
 mod tests {
     use super::*;
 
+    /// One of which it is said.
+    struct Of {
+        has_exited: bool,
+        is_stopped: bool,
+    }
+
+    impl Holder for Of {
+        fn has_exited(&self) -> bool {
+            self.has_exited
+        }
+
+        fn is_stopped(&self) -> bool {
+            self.is_stopped
+        }
+    }
+
+    const RUNS: Of = Of {
+        has_exited: false,
+        is_stopped: false,
+    };
+
     #[test]
     fn waiting_ends_when_the_epoch_changes_or_its_holder_is_gone_or_stopped() {
         let word = AtomicU64::new(0);
-        assert!(quiesce(&word, || false), "nobody is at it");
+        assert!(quiesce(&word, &RUNS), "nobody is at it");
         lock(&word);
-        assert!(quiesce(&word, || true), "the holder is dead");
+        let dead = Of {
+            has_exited: true,
+            ..RUNS
+        };
+        assert!(quiesce(&word, &dead), "the holder is dead");
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| quiesce(&word, || false));
+            let waiter = scope.spawn(|| quiesce(&word, &RUNS));
             while !waiter.is_finished() {
                 renew(&word);
             }
             assert!(waiter.join().unwrap(), "another epoch is enough");
         });
-        assert!(!quiesce(&word, || false), "the holder is stopped");
+        let stopped = Of {
+            is_stopped: true,
+            ..RUNS
+        };
+        assert!(!quiesce(&word, &stopped), "the holder is stopped");
         unlock(&word);
-        assert!(quiesce(&word, || false));
+        assert!(quiesce(&word, &stopped));
+    }
+
+    #[test]
+    fn a_holder_that_gets_no_processor_is_waited_for() {
+        /// Ends its epoch when somebody has asked for the second time.
+        struct Starved<'a>(&'a AtomicU64, AtomicU64);
+
+        impl Holder for Starved<'_> {
+            fn has_exited(&self) -> bool {
+                false
+            }
+
+            fn is_stopped(&self) -> bool {
+                if self.1.fetch_add(1, Ordering::Relaxed) == 1 {
+                    unlock(self.0);
+                }
+                false
+            }
+        }
+
+        let word = AtomicU64::new(0);
+        lock(&word);
+        let starved = Starved(&word, AtomicU64::new(0));
+        assert!(quiesce(&word, &starved));
+        assert_eq!(starved.1.into_inner(), 2);
     }
 
     #[test]

@@ -205,7 +205,7 @@ mod tests {
                     fencing.begin(&word);
                 }
                 for epoch in &epochs {
-                    assert!(epoch::quiesce(epoch, || false));
+                    epoch::outwait(epoch);
                 }
                 gone.store(true, Ordering::SeqCst);
                 for _ in 0..100 {

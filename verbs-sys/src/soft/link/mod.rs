@@ -198,7 +198,7 @@ impl Link {
         let Via::Shm(peer) = &self.via else {
             return Ok(());
         };
-        if !epoch::quiesce_qp(self.info(), || peer.has_exited()) {
+        if !epoch::quiesce_qp(self.info(), &**peer) {
             tracing::error!(slot = peer.slot, pid = ?peer.pid, "a peer process is stopped in the middle of an operation");
             return Err(Errno::BUSY);
         }

@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::rendezvous::{self, Request};
 use super::signal;
+use crate::soft::epoch::Holder;
 use crate::soft::fencing;
 use crate::soft::identity;
 use crate::soft::layout::{Info, MAGIC, MAX_ARENAS, Mailbox};
@@ -79,6 +80,22 @@ pub(in crate::soft) struct Peer {
 pub(in crate::soft) struct MappedArena {
     id: u32,
     mapping: Mapping,
+}
+
+impl Holder for Peer {
+    fn has_exited(&self) -> bool {
+        self.has_exited()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.has_stopped_thread()
+    }
+}
+
+/// The state of a thread, which follows its name in parentheses.
+fn state_of(stat: &[u8]) -> Option<u8> {
+    let behind_name = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(behind_name + 2).copied()
 }
 
 impl Peer {
@@ -179,6 +196,18 @@ impl Peer {
     /// before it says that it has [exited](Self::has_exited).
     pub(in crate::soft) fn has_left(&self) -> bool {
         self.is_dead() || is_ready(&self.hangup, PollFlags::RDHUP)
+    }
+
+    /// Whether the kernel says that a thread of it is stopped: by a signal, or a debugger (proc_pid_stat(5)).
+    fn has_stopped_thread(&self) -> bool {
+        let Some(pid) = self.pid else { return false };
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
+            return false;
+        };
+        tasks.flatten().any(|task| {
+            let stat = std::fs::read(task.path().join("stat")).unwrap_or_default();
+            matches!(state_of(&stat), Some(b'T' | b't'))
+        })
     }
 
     fn probe_cma(&self) -> bool {
