@@ -45,9 +45,11 @@ static void *serve(void *unused)
 			}
 		} else if (kind == RDMA_CM_EVENT_ESTABLISHED) {
 			__atomic_add_fetch(&established, 1, __ATOMIC_RELAXED);
-		} else {
-			CHECK(kind == RDMA_CM_EVENT_DISCONNECTED);
+		} else if (kind == RDMA_CM_EVENT_DISCONNECTED) {
 			CHECK(rdma_disconnect(id) == 0);
+		} else {
+			/* Comes a second after the disconnection, if the thread that has that one's event is so slow. */
+			CHECK(kind == RDMA_CM_EVENT_TIMEWAIT_EXIT);
 		}
 		CHECK(rdma_ack_cm_event(event) == 0);
 		if (kind == RDMA_CM_EVENT_DISCONNECTED) {
