@@ -252,14 +252,10 @@ impl Process {
             .map(Arc::clone)
     }
 
-    /// The queue pairs as they are now. A copy: what is done with them may take other locks.
-    pub(super) fn qps(&self) -> Vec<Arc<Qp>> {
-        self.qps
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .map(Arc::clone)
-            .collect()
+    /// Copies the queue pairs as they are now: what is done with them may take other locks.
+    pub(super) fn copy_qps(&self, to: &mut Vec<Arc<Qp>>) {
+        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+        to.extend(qps.values().map(Arc::clone));
     }
 
     /// The queue pairs, unless some are being added or removed.

@@ -94,16 +94,19 @@ impl Acceptance {
             thread: Some(thread),
         }
     }
+
+    /// Accepts no more; the thread has ended when this returns.
+    pub fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.stopper.stop();
+            assert!(thread.join().is_ok(), "the accepting thread panicked");
+        }
+    }
 }
 
 impl Drop for Acceptance {
     fn drop(&mut self) {
-        self.stopper.stop();
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(
-            matches!(ended, Some(Ok(()))),
-            "the accepting thread panicked"
-        );
+        self.end();
     }
 }
 

@@ -11,6 +11,7 @@ use super::{HALT, add};
 use crate::soft::link::peer::Peer;
 use crate::soft::link::signal;
 use crate::soft::process::Process;
+use crate::soft::qp::Qp;
 
 /// The timer runs from a millisecond up to this, while something waits.
 const MAX_TICK_NS: u64 = 50_000_000;
@@ -37,9 +38,15 @@ pub(in crate::soft) fn watch(process: &Process, peer: &Arc<Peer>) -> Result<(), 
     )
 }
 
+/// Queue pairs that are looked after without an allocation from the beginning.
+const USUAL: usize = 64;
+
 pub(super) struct Upkeep {
     process: Arc<Process>,
     tick: u64,
+    /// Those that are being looked after, kept for its room: a program that allocates nothing in a steady state
+    /// may be looked after in it.
+    qps: Vec<Arc<Qp>>,
 }
 
 impl Upkeep {
@@ -50,6 +57,7 @@ impl Upkeep {
         Ok(Self {
             process: Arc::clone(process),
             tick: MIN_TICK_NS,
+            qps: Vec::with_capacity(USUAL),
         })
     }
 
@@ -84,7 +92,8 @@ impl Upkeep {
     /// something still waits.
     fn progress(&mut self) {
         let mut waiting = false;
-        for qp in self.process.qps() {
+        self.process.copy_qps(&mut self.qps);
+        for qp in self.qps.drain(..) {
             waiting |= qp.serve();
         }
         self.process.xrc.count_if_due();
