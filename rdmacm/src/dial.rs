@@ -18,11 +18,18 @@ use crate::ports;
 use crate::shared::{Key, State, new_key};
 use crate::socket::{Origin, Role, Socket, origin_of};
 
-/// Until a process whose queue of connections is full is tried again, or where nobody was.
+/// Until a process whose queue of connections is full is tried again, or, for the first time, where nobody was. Each time
+/// nobody is there it is twice as long.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How often one who listens is looked for. On a wire a request takes its time, and programs whose other side begins to
-/// listen while it is under way are not refused there; perftest's `-R` is one.
-const ATTEMPTS: u8 = 10;
+/// How often one who listens is looked for: for two thirds of a second. On a wire a request takes its time, and programs
+/// whose other side begins to listen while it is under way are not refused there; perftest's `-R` is one. That side may
+/// have to wait for a processor.
+const ATTEMPTS: u8 = 7;
+
+/// How long to wait behind the first attempt, and so many more.
+const fn pause_behind(attempts: u8) -> Duration {
+    PAUSE.saturating_mul(1 << attempts)
+}
 
 /// Where a peer may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +114,10 @@ impl State {
             };
             let outcome = match dial.targets.front().copied() {
                 None if !dial.denied && dial.attempts > 1 => {
+                    let pause = pause_behind(ATTEMPTS - dial.attempts);
                     dial.attempts -= 1;
                     dial.targets = dial.places.clone().into();
-                    self.dial_later(key);
+                    self.dial_later(key, pause);
                     return;
                 }
                 None if !dial.denied => {
@@ -139,12 +147,12 @@ impl State {
         }
     }
 
-    fn dial_later(&mut self, key: Key) {
-        let pause = new_key();
+    fn dial_later(&mut self, key: Key, pause: Duration) {
+        let socket = new_key();
         if let Some(endpoint) = self.endpoints.get_mut(&key) {
-            endpoint.socket = Some(pause);
-            self.sockets.insert(pause, Socket::Pause { endpoint: key });
-            self.set_timer(pause, Instant::now() + PAUSE);
+            endpoint.socket = Some(socket);
+            self.sockets.insert(socket, Socket::Pause { endpoint: key });
+            self.set_timer(socket, Instant::now() + pause);
         }
     }
 
@@ -175,7 +183,7 @@ impl State {
             Err(Errno::CONNREFUSED) => Ok(false),
             // Its queue is full, and nothing tells when that changes.
             Err(Errno::AGAIN) => {
-                self.dial_later(key);
+                self.dial_later(key, PAUSE);
                 Ok(true)
             }
             Err(error) => Err(error),
@@ -247,5 +255,17 @@ impl State {
         if let Some(dial) = endpoint.dial.take() {
             self.send(socket, &dial.opening);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_is_looked_for_as_long_as_programs_may_have_to_wait_for_a_processor() {
+        let whole: Duration = (0..ATTEMPTS - 1).map(pause_behind).sum();
+        let range = Duration::from_millis(500)..Duration::from_secs(1);
+        assert!(range.contains(&whole), "{whole:?}");
     }
 }
