@@ -18,8 +18,8 @@ use crate::dist::{self, SEARCH_PATH};
 use crate::hosts::Hosts;
 use crate::workspace::Workspace;
 
-/// How long a case may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a case may take: minutes, where others want the processors, too.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What the loader says where a library has not the versions that a program asks for.
 const NO_VERSIONS: &str = "no version information";
