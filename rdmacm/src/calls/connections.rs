@@ -245,7 +245,11 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
             let _ = unsafe { fail_qp(id) };
         })?;
     }
-    shared.lock().accepted(key, side, private)?;
+    let accepted = shared.lock().accepted(key, side, private);
+    accepted.inspect_err(|_| {
+        // SAFETY: by the caller's promise.
+        let _ = unsafe { fail_qp(id) };
+    })?;
     // SAFETY: by the caller's promise.
     unsafe { complete(id, key) }
 }

@@ -216,6 +216,22 @@ fn who_goes_while_the_other_connects_its_queue_pair_was_never_connected() {
 }
 
 #[test]
+fn who_asked_and_goes_while_it_is_answered_leaves_a_queue_pair_in_error() {
+    let (asking, listening) = (Channel::new(), Channel::new());
+    let listener = listening.listener(RDMA_PS_TCP, 0);
+    let (active, passive) = requested(&asking, &listening, &listener);
+    let key = passive.key();
+    fake::meanwhile(passive.get().qp, IBV_QPS_RTS, move || {
+        drop(active);
+        until(key, Phase::Failed);
+    });
+    assert_eq!(passive.accept(&Param::default()), Err(Errno::INVAL));
+    assert_eq!(fake::states(passive.get().qp).last(), Some(&IBV_QPS_ERR));
+    let gone = listening.expect(RDMA_CM_EVENT_REJECTED);
+    assert_eq!(gone.status(), i32::from(REJ_TIMEOUT));
+}
+
+#[test]
 fn both_may_disconnect_at_once() {
     let (asking, listening) = (Channel::new(), Channel::new());
     let listener = listening.listener(RDMA_PS_TCP, 0);
