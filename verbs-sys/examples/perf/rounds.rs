@@ -10,7 +10,7 @@ const ROUND: Duration = Duration::from_micros(400);
 const FEWEST: usize = 7;
 /// Which of the rounds counts, from the shortest on: what else the machine does only adds, and where others use its
 /// processors it may do so to most rounds.
-const COUNTS: f64 = 0.1;
+pub const COUNTS: f64 = 0.1;
 
 /// Does a step so many times.
 pub type Step<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
