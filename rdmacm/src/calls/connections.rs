@@ -237,17 +237,16 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
     endpoint.own = side;
     drop(state);
     // SAFETY: by the caller's promise.
-    if unsafe { !(*id).qp.is_null() } {
+    let connected = if unsafe { (*id).qp.is_null() } {
+        Ok(())
+    } else {
         // Before the peer knows, as it may send at once.
         // SAFETY: as above.
-        unsafe { connect_qp(id, key) }.inspect_err(|_| {
-            // SAFETY: as above.
-            let _ = unsafe { fail_qp(id) };
-        })?;
-    }
-    let accepted = shared.lock().accepted(key, side, private);
+        unsafe { connect_qp(id, key) }
+    };
+    let accepted = connected.and_then(|()| shared.lock().accepted(key, side, private));
     accepted.inspect_err(|_| {
-        // SAFETY: by the caller's promise.
+        // SAFETY: as above.
         let _ = unsafe { fail_qp(id) };
     })?;
     // SAFETY: by the caller's promise.

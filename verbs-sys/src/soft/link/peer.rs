@@ -87,8 +87,16 @@ impl Holder for Peer {
         self.has_exited()
     }
 
+    /// Whether the kernel says so of one of its threads (proc_pid_stat(5)).
     fn is_stopped(&self) -> bool {
-        self.has_stopped_thread()
+        let Some(pid) = self.pid else { return false };
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
+            return false;
+        };
+        tasks.flatten().any(|task| {
+            let stat = std::fs::read(task.path().join("stat")).unwrap_or_default();
+            matches!(state_of(&stat), Some(b'T' | b't'))
+        })
     }
 }
 
@@ -196,18 +204,6 @@ impl Peer {
     /// before it says that it has [exited](Self::has_exited).
     pub(in crate::soft) fn has_left(&self) -> bool {
         self.is_dead() || is_ready(&self.hangup, PollFlags::RDHUP)
-    }
-
-    /// Whether the kernel says that a thread of it is stopped: by a signal, or a debugger (proc_pid_stat(5)).
-    fn has_stopped_thread(&self) -> bool {
-        let Some(pid) = self.pid else { return false };
-        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else {
-            return false;
-        };
-        tasks.flatten().any(|task| {
-            let stat = std::fs::read(task.path().join("stat")).unwrap_or_default();
-            matches!(state_of(&stat), Some(b'T' | b't'))
-        })
     }
 
     fn probe_cma(&self) -> bool {
