@@ -122,7 +122,7 @@ pub(super) fn quiesce_qp(qp: &QpInfo, holder: &impl Holder) -> bool {
 
 /// Waits until what a thread of this process runs under the word has ended.
 #[inline(always)]
-pub(super) fn outwait(word: &AtomicU64) {
+pub(super) fn quiesce_own_word(word: &AtomicU64) {
     while !quiesce(word, &Own) {}
 }
 

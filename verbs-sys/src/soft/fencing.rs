@@ -205,7 +205,7 @@ mod tests {
                     fencing.begin(&word);
                 }
                 for epoch in &epochs {
-                    epoch::outwait(epoch);
+                    epoch::quiesce_own_word(epoch);
                 }
                 gone.store(true, Ordering::SeqCst);
                 for _ in 0..100 {

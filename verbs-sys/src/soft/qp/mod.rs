@@ -360,7 +360,7 @@ impl Qp {
     pub(super) fn let_others_tell(&self) {
         let info = self.info();
         for word in info.sends.0.epochs().chain([&info.rq_epoch.0]) {
-            epoch::outwait(word);
+            epoch::quiesce_own_word(word);
         }
     }
 

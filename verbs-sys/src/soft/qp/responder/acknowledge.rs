@@ -67,7 +67,7 @@ impl Qp {
     /// and answered, before that. Whoever takes messages never waits for the send lock.
     #[inline]
     pub(in crate::soft::qp) fn let_others_acknowledge(&self) {
-        epoch::outwait(&self.info().rq_epoch.0);
+        epoch::quiesce_own_word(&self.info().rq_epoch.0);
     }
 
     /// The process ends: as [`acknowledge`](Self::acknowledge), unless somebody is at it.
