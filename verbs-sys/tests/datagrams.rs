@@ -73,18 +73,15 @@ fn as_many_wait_as_there_are_receives() -> Result<(), Box<dyn Error>> {
         unsafe { sender.post_send(&raw mut request) }?;
     }
     // None is on its way any more: what does not come now never does.
-    let mut received = Vec::new();
-    let mut found: Vec<_> = (0..16).map(|_| WorkCompletion::default()).collect();
-    loop {
-        let count = cqs[1].poll(&mut found)?;
-        if count == 0 {
-            break;
-        }
-        for completion in &found[..count] {
+    let mut found: Vec<_> = (0..COUNT).map(|_| WorkCompletion::default()).collect();
+    let count = cqs[1].poll(&mut found)?;
+    let received: Vec<_> = found[..count]
+        .iter()
+        .map(|completion| {
             assert_eq!(completion.status(), WcStatus::Success);
-            received.push((completion.wr_id(), completion.imm_data()));
-        }
-    }
+            (completion.wr_id(), completion.imm_data())
+        })
+        .collect();
     let all: Vec<_> = (0..COUNT)
         .map(|number| (number.into(), Some(number)))
         .collect();

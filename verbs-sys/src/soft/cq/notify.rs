@@ -240,10 +240,10 @@ impl Cq {
         // Who rests may have been called by nobody.
         let mut more = false;
         for member in &polled.members {
-            more |= member.qp.advance_and_look(member.sends, member.receives);
+            more |= member.qp.take_in_and_look(member.sends, member.receives);
         }
         for port in &polled.ports {
-            port.domain().advance();
+            port.domain().take_in();
         }
         more || polled.has_something()
     }

@@ -120,10 +120,10 @@ impl Cq {
     pub(super) fn take_in(&self, polled: &mut Polled) {
         self.answer_calls(polled);
         for member in polled.visited() {
-            member.qp.advance(member.sends, member.receives);
+            member.qp.take_in(member.sends, member.receives);
         }
         for port in &polled.ports {
-            port.domain().advance();
+            port.domain().take_in();
         }
     }
 

@@ -29,6 +29,7 @@ use rustix::net::{
 use super::access::{self, Cursor, Direction, Place};
 use super::queues::{Outcome, received};
 use super::requester::{CORRUPTED, Request, Step, spoil_bytes, success, total};
+use super::responder::BURST;
 use super::{Qp, state};
 use crate::copy;
 use crate::ffi::{
@@ -43,8 +44,6 @@ use crate::soft::link::{Link, Via, signal};
 pub(super) const MAX_PAYLOAD: usize = 4096;
 /// Bytes that stand before the payload in a receive buffer; ibv_post_recv(3).
 const GRH: usize = 40;
-/// Datagrams taken under one hold of the lock.
-const BURST: usize = 64;
 
 /// Bytes of a datagram with its header.
 pub(in crate::soft) const MAX_DATAGRAM: usize = HEADER + MAX_PAYLOAD;
@@ -376,6 +375,7 @@ impl Qp {
                 endpoint.seen.store(sent, Ordering::Relaxed);
                 return;
             };
+            self.count_executed();
             let Some(header) = Header::decode(&bytes[GRH..GRH + len]) else {
                 continue;
             };

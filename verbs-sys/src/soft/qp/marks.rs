@@ -32,13 +32,4 @@ impl Qp {
         receives && from.receives != to.receives
             || sends && self.sq.completed_between(from.sends, to.sends)
     }
-
-    /// Takes what has come; whether more of it is there that could be taken at once. (A message without a receive is
-    /// not: whoever posts one tells of what comes of it.)
-    pub(in crate::soft) fn advance_and_look(&self, sends: bool, receives: bool) -> bool {
-        let before = self.executed();
-        self.advance(sends, receives);
-        let moves = self.datagrams.is_some() || self.executed() != before;
-        receives && moves && self.recv_can_progress()
-    }
 }

@@ -6,6 +6,7 @@ mod extended;
 mod lifetime;
 mod marks;
 mod modify;
+mod poll;
 mod queues;
 mod requester;
 mod responder;
@@ -300,59 +301,6 @@ impl Qp {
     #[inline(always)]
     pub(super) fn take_one(&self, wc: &mut ibv_wc) -> bool {
         self.sq.take_one(wc, self.qpn)
-    }
-
-    /// What a poll of the completion queue does for this queue pair: takes what has come, then hands
-    /// out completions, those of requests before those of receives, if the poll before had room for these.
-    #[inline(never)] // Or it spills what the loop over the queue pairs keeps.
-    pub(super) fn poll(&self, wcs: &mut [ibv_wc], sends: bool, receives: bool) -> usize {
-        self.advance(sends, receives);
-        if receives && self.receives_first.load(Ordering::Relaxed) {
-            return self.poll_receives_first(wcs, sends);
-        }
-        let mut filled = 0;
-        if sends {
-            filled = self.sq.harvest(wcs, self.qpn);
-        }
-        if receives {
-            if filled == wcs.len() {
-                // A program that posts a request for each completion has one of a request at all times.
-                let wait = self.rq.waiting() > 0;
-                self.receives_first.store(wait, Ordering::Relaxed);
-                return filled;
-            }
-            filled += self.poll_receives(&mut wcs[filled..]);
-        }
-        filled
-    }
-
-    /// The poll after one that had no room for receives.
-    #[cold]
-    fn poll_receives_first(&self, wcs: &mut [ibv_wc], sends: bool) -> usize {
-        self.receives_first.store(false, Ordering::Relaxed);
-        let mut filled = self.poll_receives(wcs);
-        if sends {
-            filled += self.sq.harvest(&mut wcs[filled..], self.qpn);
-        }
-        filled
-    }
-
-    #[inline(always)]
-    fn poll_receives(&self, wcs: &mut [ibv_wc]) -> usize {
-        let src_qp = self.responder.src_qp.load(Ordering::Relaxed);
-        self.rq.harvest(wcs, self.qpn, src_qp)
-    }
-
-    /// Takes what has come, in a poll.
-    #[inline(always)]
-    pub(super) fn advance(&self, sends: bool, receives: bool) {
-        // Messages bring acknowledgements with them.
-        if receives && self.recv_can_progress() {
-            self.receive(false);
-        }
-        if sends && self.send_can_progress() {
-            self.progress_send();
-        }
     }
 
     /// Waits for another thread that is making completions, until it has told of them. One whose completion was seen is

@@ -25,7 +25,8 @@ impl Qp {
     /// Changes state and attributes together, or nothing.
     pub(in crate::soft) fn modify(&self, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         if mask & IBV_QP_STATE != 0 && wanted.qp_state == IBV_QPS_ERR {
-            self.take_in();
+            // A port would have put it into its receives by now, whether or not a program polls.
+            self.take_in_and_tell();
         }
         let mask = state::that_count(self.qp_type, mask);
         let mut control = self.control();
@@ -210,18 +211,6 @@ impl Qp {
             self.process.nudge_later();
         }
         Ok(())
-    }
-
-    /// Takes what has come: a port would have put it into its receives by now, whether or not a program polls.
-    fn take_in(&self) {
-        let mut executed = self.executed();
-        while self.recv_can_progress() {
-            self.receive(true);
-            let before = std::mem::replace(&mut executed, self.executed());
-            if before == executed {
-                break;
-            }
-        }
     }
 
     /// To ERR: what is queued on either side is flushed.

@@ -123,13 +123,6 @@ impl Qp {
         }
     }
 
-    /// What polls for any shared receive queue of its domain do.
-    pub(in crate::soft) fn advance_target(&self) {
-        if self.recv_can_progress() {
-            self.receive(true);
-        }
-    }
-
     /// The request at the front is for this shared receive queue. The receive lock is held.
     #[cold]
     pub(super) fn select(&self, receiver: &Receiver, number: u32) -> Result<(), Step> {

@@ -66,8 +66,8 @@ impl Domain {
     }
 
     /// Takes what has come for any shared receive queue, in a poll.
-    pub(in crate::soft) fn advance(&self) {
-        self.each_qp(Qp::advance_target);
+    pub(in crate::soft) fn take_in(&self) {
+        self.each_qp(Qp::take_in_and_tell);
     }
 
     /// Waits for other threads that are making completions, until they have told of them.

@@ -119,7 +119,7 @@ impl Port {
 
     /// Hands out completions, in a poll.
     pub(in crate::soft) fn poll(&self, wcs: &mut [ibv_wc]) -> usize {
-        self.domain().advance();
+        self.domain().take_in();
         let mut outlet = self.outlet();
         let was_full = outlet.waiting.len() == self.places as usize;
         let mut filled = 0;

@@ -525,6 +525,9 @@ pub enum Command {
     AsyncEvent { wait: bool },
     /// `()`: receives so many messages, whose immediates count up from 0, asleep while none is there
     ReceiveAsleep { qp: usize, count: u32 },
+    /// `u32`: as `ReceiveAsleep`, by one poll for each event; how many that took. The receives are posted, and the
+    /// queue is armed
+    ReceiveByEvents { qp: usize, count: u32 },
     /// `Vec<u64>`: the values found by so many fetch-and-adds of 1, with one thread for each queue
     /// pair, all at once
     FetchAdds {

@@ -242,6 +242,9 @@ impl Side {
             }
             Command::AsyncEvent { wait } => return json(self.async_event(wait)),
             Command::ReceiveAsleep { qp, count } => self.receive_asleep(qp, count),
+            Command::ReceiveByEvents { qp, count } => {
+                return json(self.receive_by_events(qp, count));
+            }
             Command::FetchAdds {
                 qps,
                 results,

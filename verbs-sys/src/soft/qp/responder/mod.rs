@@ -23,7 +23,7 @@ use crate::soft::link::ring::{self, Kind, Ring};
 use crate::soft::srq::Srq;
 
 /// Messages taken under one hold of the lock.
-const BURST: usize = 64;
+pub(super) const BURST: u32 = 64;
 const OWED: u32 = 1;
 const COMPLETES: u32 = 2;
 /// The RNR retry count that stands for "without end".
@@ -196,8 +196,9 @@ impl Qp {
         flushes()
     }
 
-    /// Takes messages, and tells a sender of this process about it.
-    pub(in crate::soft) fn receive(&self, notify: bool) {
+    /// Takes messages, and tells a sender of this process about it. Whether so many that there may be more.
+    pub(in crate::soft) fn receive(&self, notify: bool) -> bool {
+        let before = self.executed();
         if self.progress_recv(notify)
             && self.is_local.load(Ordering::Relaxed)
             && let Some(link) = self.shared_link()
@@ -206,6 +207,7 @@ impl Qp {
         {
             sender.progress_send();
         }
+        self.executed().wrapping_sub(before) >= BURST
     }
 
     /// Takes messages from the ring as far as it goes; returns whether any was answered. `notify`:

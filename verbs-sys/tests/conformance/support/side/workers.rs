@@ -26,6 +26,25 @@ impl Side {
         }
     }
 
+    pub(super) fn receive_by_events(&self, qp: usize, count: u32) -> u32 {
+        let pair = self.pair(qp);
+        let mut found: Vec<_> = (0..count).map(|_| WorkCompletion::default()).collect();
+        let (mut next, mut polls) = (0, 0);
+        while next < count {
+            let event = self.channel.wait_timeout(PATIENCE).expect("no channel");
+            event.expect("a message has come, and no event of it");
+            polls += 1;
+            pair.recv_cq.req_notify(false).expect("cannot arm");
+            let polled = pair.recv_cq.poll(&mut found).expect("cannot poll");
+            for completion in &found[..polled] {
+                assert_eq!(completion.status(), WcStatus::Success);
+                assert_eq!(completion.imm_data(), Some(next));
+                next += 1;
+            }
+        }
+        polls
+    }
+
     pub(super) fn batter(
         &self,
         qps: &[usize],
