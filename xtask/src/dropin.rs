@@ -5,6 +5,7 @@
 
 mod case;
 pub mod cases;
+mod claim;
 mod process;
 mod ratios;
 mod report;

@@ -10,7 +10,7 @@ use std::{env, thread};
 use anyhow::{Context, Result, bail, ensure};
 
 /// Between two looks at something that others do.
-const SOON: Duration = Duration::from_millis(5);
+pub const SOON: Duration = Duration::from_millis(5);
 
 /// A program that was started. Dropping it ends it.
 pub struct Started {

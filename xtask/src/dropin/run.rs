@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::case::{ADDRESS, Case, PORT, Place, Run};
+use super::claim::Claim;
 use super::process::{self, Started};
 use super::rust;
 use super::sanitizer::Sanitizer;
@@ -129,11 +130,13 @@ impl<'a> Bed<'a> {
 
     /// A port that is free now: a new one for each case, none of those that the kernel gives to connections, which keep
     /// them for a minute after their end, and none of the software device's.
-    fn free_port(&mut self) -> Result<u16> {
+    fn free_port(&mut self) -> Result<Claim> {
         loop {
             let port = self.ports.next().context("all ports have been used")?;
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                return Ok(port);
+            if let Ok(claim) = Claim::of(port)
+                && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+            {
+                return Ok(claim);
             }
         }
     }
@@ -162,10 +165,11 @@ impl<'a> Bed<'a> {
                 (names, Hosts::ADDRESSES[0].to_owned())
             }
         };
-        let port = match port {
-            Some(port) => *port,
+        let claim = match port {
+            Some(port) => Claim::wait_for(*port, deadline)?,
             None => self.free_port()?,
         };
+        let port = claim.port()?;
         let filled = |arguments: &[String]| -> Vec<String> {
             let number = port.to_string();
             let fill = |argument: &String| {

@@ -64,7 +64,7 @@ fn ucmatose(arguments: &[&str]) -> Case {
         .holds(Holds::Says("return status 0"))
 }
 
-/// Its port cannot be chosen.
+/// Its port cannot be chosen: several runs at a time take turns.
 fn udaddy(arguments: &[&str]) -> Case {
     let sides: [&[&str]; 2] = [&["-b", ADDRESS], &["-s", ADDRESS]];
     Case::sides(PACKAGE, "udaddy", arguments, sides)
