@@ -84,7 +84,6 @@ int main(void)
 	struct ibv_context **devices;
 	struct ibv_cq *cq;
 
-	alarm(50);
 	CHECK((channel = rdma_create_event_channel()) && (other = rdma_create_event_channel()));
 	CHECK((devices = rdma_get_devices(NULL)));
 	CHECK((completions = ibv_create_comp_channel(devices[0])));

@@ -195,7 +195,6 @@ int main(int argc, char **argv)
 	int before;
 
 	CHECK(argc == 3);
-	alarm(50);
 	seed = strtoul(argv[1], NULL, 10);
 	steps = strtoul(argv[2], NULL, 10);
 	CHECK((channel = rdma_create_event_channel()));

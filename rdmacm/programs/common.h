@@ -5,9 +5,11 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <rdma/rdma_cma.h>
@@ -23,6 +25,15 @@ enum { REQUEST_PRIVATE = 56, REPLY_PRIVATE = 196, REJECT_PRIVATE = 148 };
 			exit(1);                                                           \
 		}                                                                          \
 	} while (0)
+
+/*
+ * No program has a time by which it must have ended: the machine may have much else to do, and whoever has started it ends
+ * what takes too long. What it has started itself ends with it, by this.
+ */
+static inline void end_with_parent(void)
+{
+	CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+}
 
 static inline struct sockaddr_in address_of(const char *text, int port)
 {

@@ -289,11 +289,11 @@ int main(int argc, char **argv)
 	struct rdma_cm_id *listening;
 	int port = argc > 2 ? atoi(argv[2]) : 0;
 
-	alarm(50);
 	CHECK((channel = rdma_create_event_channel()));
 	if (argc > 2) {
 		const char *task = argv[1];
 
+		end_with_parent();
 		if (strcmp(task, "be-rejected") == 0)
 			be_rejected(channel, port);
 		else if (strcmp(task, "be-refused") == 0)

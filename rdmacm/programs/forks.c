@@ -123,6 +123,7 @@ static void noticed(struct rdma_event_channel *channel, struct sockaddr_in to)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		end_with_parent();
 		close(ends[1]);
 		leave(to, ends[0]);
 	}
@@ -148,7 +149,6 @@ int main(void)
 	struct sockaddr_in at;
 	pid_t pid;
 
-	alarm(50);
 	CHECK(channel && ibv_fork_init() == 0);
 	listening = listener(channel, address_of("127.0.0.1", 0));
 	at = address_of("127.0.0.1", ntohs(rdma_get_src_port(listening)));
@@ -157,7 +157,7 @@ int main(void)
 		pid = fork();
 		CHECK(pid >= 0);
 		if (pid == 0) {
-			alarm(50);
+			end_with_parent();
 			child(channel, listening, at);
 			_exit(0);
 		}
@@ -169,7 +169,7 @@ int main(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(50);
+		end_with_parent();
 		talk(at, 3);
 		_exit(0);
 	}

@@ -215,9 +215,9 @@ int main(int argc, char **argv)
 	struct rdma_cm_id *listening;
 	int port, before;
 
-	alarm(50);
 	CHECK((channel = rdma_create_event_channel()));
 	if (argc == 4) {
+		end_with_parent();
 		(strcmp(argv[1], "ask") ? answer : ask)(atoi(argv[2]), atoi(argv[3]));
 		return 1;
 	}

@@ -111,7 +111,6 @@ int main(int argc, char **argv)
 	int before;
 
 	CHECK(argc == 3);
-	alarm(50);
 	count = strtoul(argv[1], NULL, 10);
 	cycles = strtoul(argv[2], NULL, 10);
 	CHECK(count <= MOST_CLIENTS);
