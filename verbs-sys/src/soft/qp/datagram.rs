@@ -27,6 +27,7 @@ use rustix::net::{
 };
 
 use super::access::{self, Cursor, Direction, Place};
+use super::backlog;
 use super::queues::{Outcome, received};
 use super::requester::{CORRUPTED, Request, Step, spoil_bytes, success, total};
 use super::responder::BURST;
@@ -121,11 +122,11 @@ struct Destination {
     link: Link,
     /// When it was looked for.
     since: Instant,
-    /// It was waited for in vain, as its process is stopped: what it has no room for is lost.
+    /// It was waited for in vain, as where its process is stopped: what it has no room for is lost.
     is_deaf: AtomicBool,
 }
 
-/// How long a sender waits for room. The peer's thread needs microseconds, where it gets to run.
+/// How long a sender waits for room at once. The peer's thread needs microseconds, where it gets to run.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Destinations that are remembered; beyond, all are looked up anew.
 const MOST_LINKS: usize = 4096;
@@ -214,7 +215,7 @@ impl Endpoint {
     }
 
     /// Sends to a queue pair of this host. Where that has no room, `wake` shall have its process make some.
-    fn send(&self, to: &Destination, parts: [&[u8]; 2], wake: impl FnOnce()) -> Result<(), Errno> {
+    fn send(&self, to: &Destination, parts: [&[u8]; 2], wake: impl Fn()) -> Result<(), Errno> {
         let address = address(to.link.dest_qpn)?;
         let parts = parts.map(IoSlice::new);
         let send = |flags: SendFlags| {
@@ -224,8 +225,9 @@ impl Endpoint {
         };
         let mut sent = send(SendFlags::DONTWAIT);
         if sent == Err(Errno::AGAIN) && !to.is_deaf.load(Ordering::Relaxed) {
-            wake();
-            sent = rustix::io::retry_on_intr(|| send(SendFlags::empty()));
+            let wait = || rustix::io::retry_on_intr(|| send(SendFlags::empty()));
+            let is_late = || backlog::takes_datagrams(&to.link);
+            sent = backlog::send_when_there_is_room(wait, wake, is_late);
         }
         to.is_deaf
             .store(sent == Err(Errno::AGAIN), Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 mod access;
+mod backlog;
 pub(super) mod datagram;
 mod extended;
 mod lifetime;

@@ -63,7 +63,10 @@ impl Qp {
             (IBV_QPS_INIT, IBV_QPS_RTR) => {
                 control.attr = attr;
                 match &self.datagrams {
-                    Some(endpoint) => self.open(endpoint, &attr),
+                    Some(endpoint) => {
+                        self.open(endpoint, &attr);
+                        self.publish(Readiness::Ready, &attr, control.generation);
+                    }
                     None => self.connect(&mut control),
                 }
             }
