@@ -18,15 +18,15 @@ pub(super) fn send_when_there_is_room(
     wake: impl Fn(),
     is_late: impl Fn() -> bool,
 ) -> Result<(), Errno> {
-    for _ in 1..WAITS {
+    let mut waits = 0;
+    loop {
         wake();
         let sent = send();
-        if sent != Err(Errno::AGAIN) || !is_late() {
+        waits += 1;
+        if sent != Err(Errno::AGAIN) || waits == WAITS || !is_late() {
             return sent;
         }
     }
-    wake();
-    send()
 }
 
 /// Whether somebody takes datagrams there, and can go on with that.
