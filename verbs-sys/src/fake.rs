@@ -5,9 +5,11 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     ffi::{c_char, c_int, c_void},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd, RawFd},
     ptr,
 };
+
+use rustix::event::EventfdFlags;
 
 use crate::{
     Context, Device,
@@ -45,8 +47,25 @@ pub(crate) struct State {
     pub(crate) async_events: (u32, u32),
     /// Every change of a queue pair: its mask and attributes.
     pub(crate) modified: Vec<(u32, ibv_qp_attr)>,
+    /// What all channels of the thread are waited for by, and all contexts: open as long as any of them may name it, or
+    /// its number is soon that of another thread's.
     event_fd: Option<OwnedFd>,
     async_fd: Option<OwnedFd>,
+}
+
+impl State {
+    fn event_fd(&mut self) -> RawFd {
+        self.event_fd.get_or_insert_with(counter).as_raw_fd()
+    }
+
+    fn async_fd(&mut self) -> RawFd {
+        self.async_fd.get_or_insert_with(counter).as_raw_fd()
+    }
+}
+
+/// Readable as often as was written to it.
+fn counter() -> OwnedFd {
+    rustix::event::eventfd(0, EventfdFlags::SEMAPHORE).expect("eventfd")
 }
 
 thread_local! {
@@ -104,13 +123,9 @@ static PROVIDER: Provider = Provider {
     },
     get_device_guid: |_| 0x0102_u64.to_be(),
     open_device: |device| {
-        let flags = rustix::event::EventfdFlags::SEMAPHORE;
-        let fd = rustix::event::eventfd(0, flags).expect("eventfd");
-        let async_fd = fd.as_raw_fd();
-        with(|state| state.async_fd = Some(fd));
         let mut context = ibv_context {
             device,
-            async_fd,
+            async_fd: with(State::async_fd),
             ..ibv_context::zeroed()
         };
         context.ops.post_send = Some(post_send);
@@ -228,13 +243,9 @@ static PROVIDER: Provider = Provider {
     },
     destroy_ah: |ah| gone("ah", ah),
     create_comp_channel: |context| {
-        let flags = rustix::event::EventfdFlags::SEMAPHORE;
-        let fd = rustix::event::eventfd(0, flags).expect("eventfd");
-        let raw = fd.as_raw_fd();
-        with(|state| state.event_fd = Some(fd));
         Box::into_raw(Box::new(ibv_comp_channel {
             context,
-            fd: raw,
+            fd: with(State::event_fd),
             refcnt: 0,
         }))
     },
